@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a box is: the contracts between the boxes and the skeleton, and the taps inside them.
+
+A box is a frozen dataclass with only its own knobs; `build` makes one Flax linen module from it.
+Subclass one of the kinds below in any file of any package: nothing has to be registered.
+`jaxgpt.testing` checks the contracts, for our boxes and for yours.
+
+| kind        | its module's call                                                            |
+| ----------- | ---------------------------------------------------------------------------- |
+| NormBox     | `x -> x`                                                                     |
+| PositionBox | `(x_BTD, pos_BT) -> x_BTD`, once, after the embedding; see also its methods  |
+| AttentionBox| `(x_BTD, visibility, cache, dropout_key) -> (y_BTD, cache)`; owns its cache  |
+| FFNBox      | `(x_BTD, valid_BT, dropout_key) -> (y_BTD, aux)`                             |
+| BlockBox    | `(x_BTD, visibility, cache, dropout_key) -> (x_BTD, cache, aux)`             |
+| EmbedBox    | `(tokens_BT, dtype) -> x_BTD`, and `attend(x_BTD) -> logits_BTV` for a tied head |
+| HeadBox     | `x_BTD -> logits_BTV`                                                        |
+| InitBox     | builds no module: initialisers for the parameters of the others              |
+
+Modules compute in the dtype of `x`, keep parameters in float32 and cast them where they are used.
+Mode is a call argument: no `dropout_key` means no dropout, no `cache` means no cache. A box that
+cannot do something raises; it never ignores an argument. `aux` is a small dict: an entry whose name
+ends in `_loss` is added to the training loss, the others are metrics.
+"""
+
+import contextvars
+import dataclasses
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+if TYPE_CHECKING:
+    from jaxgpt.model import Layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+    """All that a box may know of the model around it.
+
+    Attributes:
+      d_model: Width of the residual stream.
+      n_layers: Number of blocks.
+      vocab_size: Number of tokens, without padding.
+      padded_vocab_size: Rows of the embedding table.
+      context_length: Longest sequence, in tokens.
+      dropout: Rate at each of GPT-2's dropout sites.
+      init: Where initialisers come from.
+      position: Attention calls its `rotate`, `score_scale` and `bias`, and nothing else of it.
+    """
+
+    d_model: int
+    n_layers: int
+    vocab_size: int
+    padded_vocab_size: int
+    context_length: int
+    dropout: float
+    init: "InitBox"
+    position: "PositionBox"
+
+
+class Box:
+    """Base of all boxes; their checks are in `__post_init__` (own knobs) and `check` (the model)."""
+
+    def check(self, dims: Dims) -> None:
+        """Raise `jaxgpt.errors.ConfigError` if the box does not fit into this model."""
+
+
+class InitBox(Box):
+    """Initialisers by the role of a parameter; see `boxes/init.py`."""
+
+    def kernel(self, dims: Dims, *, residual: bool) -> Initializer:
+        """For [in, out] matrices; `residual` marks those that write to the residual stream."""
+        raise NotImplementedError
+
+    def bias(self, fan_in: int) -> Initializer:
+        """For the bias beside a kernel with `fan_in` inputs."""
+        raise NotImplementedError
+
+    def embedding(self) -> Initializer:
+        """For [rows, d_model] tables of tokens and positions."""
+        raise NotImplementedError
+
+
+class NormBox(Box):
+    """Normalises the last axis."""
+
+    def build(self, name: str | None = None) -> nn.Module:
+        """The module `x -> x`, of the same shape and dtype."""
+        raise NotImplementedError
+
+
+class PositionBox(Box):
+    """Where order enters the model: into the embedding, the queries and keys, or the scores.
+
+    A layer edit may change everything but `build`, which the model calls once.
+    """
+
+    def build(self, dims: Dims, name: str | None = None) -> nn.Module:
+        """The module `(x_BTD, pos_BT) -> x_BTD` behind the embedding; the identity by default."""
+        return _Unchanged(name=name)
+
+    def rotate(
+        self, x_BTNH: Float[Array, "B T N H"], pos_BT: Int[Array, "B T"]
+    ) -> Float[Array, "B T N H"]:
+        """Queries or keys with their positions in them; unchanged by default."""
+        return x_BTNH
+
+    def check_head(self, head_dim: int) -> None:
+        """Raise `jaxgpt.errors.ConfigError` if heads of this width cannot be rotated."""
+
+    def score_scale(self) -> float:
+        """A further factor on the scores."""
+        return 1.0
+
+    @property
+    def bias(self) -> Any:
+        """Scores to add, a function `(q_pos_BT, k_pos_BS) -> (B, N, T, S)`, or None."""
+        return None
+
+
+class _Unchanged(nn.Module):
+    @nn.compact
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], pos_BT: Int[Array, "B T"]
+    ) -> Float[Array, "B T D"]:
+        return x_BTD
+
+
+class AttentionBox(Box):
+    """Mixes tokens. What its cache holds is its own affair: the skeleton only passes it on."""
+
+    def build(self, dims: Dims, name: str | None = None) -> nn.Module:
+        """The module `(x_BTD, visibility, cache, dropout_key) -> (y_BTD, cache)`."""
+        raise NotImplementedError
+
+    def init_cache(self, dims: Dims, batch: int, length: int, dtype: DTypeLike) -> Any:
+        """An empty cache for `length` tokens, a pytree.
+
+        Raises:
+          NotImplementedError: By default: this attention cannot decode with a cache.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no cache and cannot be sampled from")
+
+
+class FFNBox(Box):
+    """Works on each token for itself."""
+
+    def build(self, dims: Dims, name: str | None = None) -> nn.Module:
+        """The module `(x_BTD, valid_BT, dropout_key) -> (y_BTD, aux)`."""
+        raise NotImplementedError
+
+
+class BlockBox(Box):
+    """How attention, FFN and norms are wired to the residual stream."""
+
+    def build(self, dims: Dims, layer: "Layer", name: str | None = None) -> nn.Module:
+        """The module `(x_BTD, visibility, cache, dropout_key) -> (x_BTD, cache, aux)`."""
+        raise NotImplementedError
+
+
+class EmbedBox(Box):
+    """Tokens to vectors."""
+
+    def build(self, dims: Dims, name: str | None = None) -> nn.Module:
+        """The module `(tokens_BT, dtype) -> x_BTD`, with `attend(x_BTD) -> logits_BTV`."""
+        raise NotImplementedError
+
+
+class HeadBox(Box):
+    """Vectors to logits; those of padding rows are -inf."""
+
+    def build(self, dims: Dims, embed: nn.Module, name: str | None = None) -> nn.Module:
+        """The module `x_BTD -> logits_BTV`; a tied head uses the table of `embed`."""
+        raise NotImplementedError
+
+
+def check_positive(**values: float | None) -> None:
+    """Raise `ConfigError` unless each value is positive; None passes."""
+    from jaxgpt.errors import ConfigError
+
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}={value} must be positive")
+
+
+# --- taps -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Taps:
+    """What is asked of the named sites: patterns to capture, and values to put in their place."""
+
+    capture: Sequence[str]
+    patch: Mapping[str, Any]
+    captured: dict[str, Array]
+    patched: set[str]
+
+
+_active: contextvars.ContextVar[Taps | None] = contextvars.ContextVar("taps", default=None)
+
+
+def tap(module: nn.Module, name: str, x: Array) -> Array:
+    """The identity, unless a capture or a patch asks for the site `<module path>/<name>`.
+
+    Every box calls it at its named sites. Nothing is computed or kept where nothing is asked.
+    """
+    taps = _active.get()
+    if taps is None:
+        return x
+    site = "/".join((*module.path, name))
+    if site in taps.patch:
+        x = jnp.broadcast_to(jnp.asarray(taps.patch[site], x.dtype), x.shape)
+        taps.patched.add(site)
+    if any(fnmatch.fnmatchcase(site, pattern) for pattern in taps.capture):
+        taps.captured[site] = x
+    return x
+
+
+@contextmanager
+def tapping(capture: Sequence[str] = (), patch: Mapping[str, Any] | None = None) -> Iterator[Taps]:
+    """Serve the taps of one call of a model; enter it inside the function that is traced."""
+    taps = Taps(tuple(capture), dict(patch or {}), {}, set())
+    token = _active.set(taps)
+    try:
+        yield taps
+    finally:
+        _active.reset(token)

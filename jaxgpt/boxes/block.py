@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block placement: how attention, FFN and their norms are wired to the residual stream."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jaxtyping import Array, Float
+
+from jaxgpt.boxes.base import BlockBox, Dims, tap
+from jaxgpt.kernels import dropout
+from jaxgpt.masks import Visibility
+from jaxgpt.shapes import Key
+
+BlockOut = tuple[Float[Array, "B T D"], Any, dict[str, Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PreNorm(BlockBox):
+    """x = x + attention(norm(x)); x = x + ffn(norm(x)).
+
+    Source: Radford et al. 2019 (GPT-2), section 2.3; Xiong et al. 2020,
+      https://arxiv.org/abs/2002.04745
+    """
+
+    def build(self, dims: Dims, layer: Any, name: str | None = None) -> nn.Module:
+        """The module; parameters `attention_norm`, `attention`, `ffn_norm`, `ffn`."""
+        return _PreNorm(dims, layer, name=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class PostNorm(BlockBox):
+    """x = norm(x + attention(x)); x = norm(x + ffn(x)).
+
+    Source: Vaswani et al. 2017, section 3.1; Radford et al. 2018 (GPT)
+    """
+
+    def build(self, dims: Dims, layer: Any, name: str | None = None) -> nn.Module:
+        """The module; parameters `attention`, `attention_norm`, `ffn`, `ffn_norm`."""
+        return _PostNorm(dims, layer, name=name)
+
+
+class _Block(nn.Module):
+    """The two sub-layers with their dropout; a placement only says where the norms stand."""
+
+    dims: Dims
+    layer: Any  # model.Layer: the boxes of this layer
+
+    def attend(
+        self, x_BTD: Array, visibility: Visibility, cache: Any, dropout_key: Key | None
+    ) -> tuple[Array, Any]:
+        """Attention and its dropout."""
+        attention = self.layer.attention.build(self.dims, name="attention")
+        y_BTD, cache = attention(x_BTD, visibility, cache, _site(dropout_key, 0))
+        return dropout(y_BTD, self.dims.dropout, _site(dropout_key, 1)), cache
+
+    def feed(
+        self, x_BTD: Array, visibility: Visibility, dropout_key: Key | None
+    ) -> tuple[Array, dict[str, Array]]:
+        """FFN and its dropout."""
+        ffn = self.layer.ffn.build(self.dims, name="ffn")
+        y_BTD, aux = ffn(x_BTD, visibility.valid_BT, _site(dropout_key, 2))
+        return dropout(y_BTD, self.dims.dropout, _site(dropout_key, 3)), aux
+
+    def norm(self, name: str, x_BTD: Array) -> Array:
+        """One of the block's norms."""
+        return self.layer.norm.build(name=name)(x_BTD)
+
+
+class _PreNorm(_Block):
+    @nn.compact
+    def __call__(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        visibility: Visibility,
+        cache: Any = None,
+        dropout_key: Key | None = None,
+    ) -> BlockOut:
+        x_BTD = tap(self, "in", x_BTD)
+        y_BTD = self.norm("attention_norm", x_BTD)
+        y_BTD, cache = self.attend(y_BTD, visibility, cache, dropout_key)
+        x_BTD = tap(self, "mid", x_BTD + y_BTD)
+        y_BTD, aux = self.feed(self.norm("ffn_norm", x_BTD), visibility, dropout_key)
+        return tap(self, "out", x_BTD + y_BTD), cache, aux
+
+
+class _PostNorm(_Block):
+    @nn.compact
+    def __call__(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        visibility: Visibility,
+        cache: Any = None,
+        dropout_key: Key | None = None,
+    ) -> BlockOut:
+        x_BTD = tap(self, "in", x_BTD)
+        y_BTD, cache = self.attend(x_BTD, visibility, cache, dropout_key)
+        x_BTD = tap(self, "mid", self.norm("attention_norm", x_BTD + y_BTD))
+        y_BTD, aux = self.feed(x_BTD, visibility, dropout_key)
+        return tap(self, "out", self.norm("ffn_norm", x_BTD + y_BTD)), cache, aux
+
+
+def _site(dropout_key: Key | None, site: int) -> Key | None:
+    """The key of one dropout site of this layer."""
+    return None if dropout_key is None else jax.random.fold_in(dropout_key, site)

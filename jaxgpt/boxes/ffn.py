@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense feed-forward boxes: two matrices with an activation, or three with a gate."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxgpt.boxes.base import Dims, FFNBox, check_positive, tap
+from jaxgpt.boxes.dense import Dense
+from jaxgpt.shapes import Key
+
+Activation = Literal["gelu_tanh", "gelu", "relu", "relu_squared", "silu"]
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),  # GPT-2's "gelu_new"
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "relu": jax.nn.relu,
+    "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),  # So et al. 2021, Primer
+    "silu": jax.nn.silu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MLP(FFNBox):
+    """`W2 activation(W1 x)`.
+
+    Source: Vaswani et al. 2017, eq. 2; GELU: Hendrycks & Gimpel 2016,
+      https://arxiv.org/abs/1606.08415; squared ReLU: So et al. 2021, https://arxiv.org/abs/2109.08668
+    """
+
+    d_ff: int | None = None  # hidden width; None: 4 * d_model
+    activation: Activation = "gelu_tanh"
+    use_bias: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive(d_ff=self.d_ff)
+
+    def build(self, dims: Dims, name: str | None = None) -> nn.Module:
+        """The module; parameters `up` and `down`."""
+        return _MLP(self, dims, name=name)
+
+
+class _MLP(nn.Module):
+    box: MLP
+    dims: Dims
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        valid_BT: Bool[Array, "B T"],
+        dropout_key: Key | None = None,
+    ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
+        box, d_ff = self.box, self.box.d_ff or 4 * self.dims.d_model
+        h_BTF = Dense(d_ff, self.dims, box.use_bias, name="up")(x_BTD)
+        h_BTF = tap(self, "hidden", ACTIVATIONS[box.activation](h_BTF))
+        down = Dense(x_BTD.shape[-1], self.dims, box.use_bias, residual=True, name="down")
+        return tap(self, "out", down(h_BTF)), {}
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedMLP(FFNBox):
+    """`W_down (activation(W_gate x) * W_up x)`: SwiGLU with "silu", GeGLU with "gelu_tanh".
+
+    Source: Shazeer 2020, eq. 6, https://arxiv.org/abs/2002.05202
+    """
+
+    d_ff: int | None = None  # hidden width; None: 8/3 d_model rounded up to a multiple of 32
+    activation: Activation = "silu"
+    use_bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive(d_ff=self.d_ff)
+
+    def build(self, dims: Dims, name: str | None = None) -> nn.Module:
+        """The module; parameters `gate`, `up` and `down`."""
+        return _GatedMLP(self, dims, name=name)
+
+
+class _GatedMLP(nn.Module):
+    box: GatedMLP
+    dims: Dims
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        valid_BT: Bool[Array, "B T"],
+        dropout_key: Key | None = None,
+    ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
+        box, d_ff = self.box, self.box.d_ff or -(-8 * self.dims.d_model // 96) * 32
+        gate_BTF = Dense(d_ff, self.dims, box.use_bias, name="gate")(x_BTD)
+        up_BTF = Dense(d_ff, self.dims, box.use_bias, name="up")(x_BTD)
+        h_BTF = tap(self, "hidden", ACTIVATIONS[box.activation](gate_BTF) * up_BTF)
+        down = Dense(x_BTD.shape[-1], self.dims, box.use_bias, residual=True, name="down")
+        return tap(self, "out", down(h_BTF)), {}

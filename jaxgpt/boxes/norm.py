@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms of the last axis: LayerNorm, RMSNorm, and none. Statistics are in float32."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgpt.boxes.base import NormBox, check_positive
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerNorm(NormBox):
+    """`scale * (x - mean) / sqrt(variance + eps) + bias`.
+
+    Source: Ba et al. 2016, eq. 4, https://arxiv.org/abs/1607.06450
+    """
+
+    eps: float = 1e-5
+    use_bias: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive(eps=self.eps)
+
+    def build(self, name: str | None = None) -> nn.Module:
+        """The module `x -> x`; parameters `scale` and `bias`."""
+        return _LayerNorm(self, name=name)
+
+
+class _LayerNorm(nn.Module):
+    box: LayerNorm
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        x32 = x.astype(jnp.float32)
+        x32 = x32 - x32.mean(-1, keepdims=True)
+        y = x32 * jax.lax.rsqrt((x32 * x32).mean(-1, keepdims=True) + self.box.eps)
+        y = y * _vector(self, "scale", nn.initializers.ones, x)
+        if self.box.use_bias:
+            y = y + _vector(self, "bias", nn.initializers.zeros, x)
+        return y.astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class RMSNorm(NormBox):
+    """`scale * x / sqrt(mean(x^2) + eps)`; normalised in float32, cast, then multiplied.
+
+    Source: Zhang & Sennrich 2019, eq. 4, https://arxiv.org/abs/1910.07467; the order of cast and
+      multiplication is Llama's.
+    """
+
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_positive(eps=self.eps)
+
+    def build(self, name: str | None = None) -> nn.Module:
+        """The module `x -> x`; parameter `scale`."""
+        return _RMSNorm(self, name=name)
+
+
+class _RMSNorm(nn.Module):
+    box: RMSNorm
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        x32 = x.astype(jnp.float32)
+        y = x32 * jax.lax.rsqrt((x32 * x32).mean(-1, keepdims=True) + self.box.eps)
+        return y.astype(x.dtype) * _vector(self, "scale", nn.initializers.ones, x).astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoNorm(NormBox):
+    """No norm: the final norm of a post-norm model, whose blocks end in one."""
+
+    def build(self, name: str | None = None) -> nn.Module:
+        """The identity."""
+        return _NoNorm(name=name)
+
+
+class _NoNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        return x
+
+
+def _vector(module: nn.Module, name: str, init: nn.initializers.Initializer, x: Array) -> Array:
+    """A parameter of the width of x, with as many axes as x."""
+    vector_D = module.param(name, init, (x.shape[-1],), jnp.float32)
+    return vector_D.reshape((1,) * (x.ndim - 1) + (-1,))

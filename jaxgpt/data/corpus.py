@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text in: a file, a folder, or the language reference that CPython carries.
+
+Text is kept exactly as it is stored. There is no newline translation (CRLF stays CRLF), a byte order
+mark stays as U+FEFF (`encoding="utf-8-sig"` drops it), and nothing is stripped or normalised.
+
+In a folder every `*.txt` file below it is one document; where there is none, every file is. Names
+that begin with a dot are skipped, links to folders are not followed, and documents are in the order
+of their relative paths. A file that cannot be read as text is an error, never skipped.
+
+Left out: columns and records (jsonl, parquet, Hugging Face `datasets`), downloads, compression.
+"""
+
+import codecs
+import difflib
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxgpt.errors import ConfigError, ResourceError
+
+MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "parquet",
+    b"ARROW1": "arrow",
+    b"\x28\xb5\x2f\xfd": "zstandard",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"%PDF-": "PDF",
+    b"\x89PNG": "PNG",
+    b"\x89HDF": "HDF5",
+    b"\x7fELF": "ELF",
+}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents and what identifies them.
+
+    Attributes:
+      name: For people: the file's or folder's name.
+      documents: The texts, in order.
+      fingerprint: sha256 of the documents, their boundaries and how they were decoded; not of names.
+    """
+
+    name: str
+    documents: tuple[str, ...]
+    fingerprint: str
+
+    @classmethod
+    def of(cls, documents: Sequence[str], *, name: str = "text", decoding: str = "") -> "Corpus":
+        """Builds a corpus of texts already in memory.
+
+        Args:
+          documents: The texts.
+          name: For people.
+          decoding: How the texts were made of bytes; part of the fingerprint.
+
+        Raises:
+          ConfigError: There is no text, or a document holds lone surrogates.
+        """
+        if not any(documents):
+            raise ConfigError(f"{name} is empty", fix="--data.path=FILE with text in it")
+        digest = hashlib.sha256(decoding.encode())
+        for number, document in enumerate(documents):
+            try:
+                content = document.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(
+                    f"document {number} of {name} holds the lone surrogate "
+                    f"U+{ord(document[error.start]):04X} at character {error.start}",
+                    fix="--data.errors=replace",
+                ) from None
+            digest.update(len(content).to_bytes(8, "little") + content)
+        return cls(name=name, documents=tuple(documents), fingerprint=digest.hexdigest())
+
+
+def read_corpus(
+    path: str | Path | None, *, encoding: str = "utf-8", errors: str = "strict"
+) -> Corpus:
+    """Reads a text corpus.
+
+    Args:
+      path: A file, or a folder (see the module's rule). None: `pydoc_data.topics`, the language
+        reference that CPython carries, about 465,000 characters, one document.
+      encoding: How bytes become text; any text codec of Python.
+      errors: What happens to bytes that do not decode, as in `bytes.decode`.
+
+    Raises:
+      ConfigError: Nothing there, nothing in it, not text, or not in this encoding.
+      ResourceError: The system refused to read it.
+    """
+    try:
+        decoding = f"{codecs.lookup(encoding).name} {errors}"
+        codecs.lookup_error(errors)
+        b"".decode(encoding)
+    except LookupError as error:
+        raise ConfigError(str(error), fix="--data.encoding=utf-8 --data.errors=strict") from None
+    if path is None:
+        return Corpus.of([_language_reference()], name="python-reference", decoding=decoding)
+    path = Path(path)
+    try:
+        files = _files(path)
+        documents = [_read(file, encoding, errors) for file in files]
+    except OSError as error:
+        raise ResourceError(
+            f"cannot read {error.filename or path}: {error.strerror}",
+            fix="make it readable, or --data.path=FILE",
+        ) from error
+    return Corpus.of(documents, name=path.name, decoding=decoding)
+
+
+def _language_reference() -> str:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise ConfigError(
+            "this Python has no built-in text (pydoc_data.topics)", fix="--data.path=FILE"
+        ) from None
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.exists():
+        raise _missing(path)
+    if not path.is_dir():
+        raise ConfigError(f"{path} is neither a file nor a folder", fix="--data.path=FILE")
+
+    def refuse(error: OSError) -> None:  # os.walk would skip what it cannot list
+        raise error
+
+    found: list[Path] = []
+    for folder, subfolders, names in os.walk(path, onerror=refuse):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        found += [Path(folder, name) for name in names if not name.startswith(".")]
+    found = sorted((file for file in found if file.is_file()), key=lambda f: f.relative_to(path))
+    if not found:
+        raise ConfigError(f"{path} is empty: no file in this folder", fix="--data.path=FILE")
+    return [file for file in found if file.suffix == ".txt"] or found
+
+
+def _missing(path: Path) -> ConfigError:
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        return ConfigError(f"no text at {path}: no folder {parent}", fix="--data.path=FILE")
+    names = sorted(os.listdir(parent))
+    near = difflib.get_close_matches(path.name, names, n=1)
+    found = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return ConfigError(
+        f"no text at {path}; {parent} holds {found or 'nothing'}",
+        fix=f"--data.path={path.with_name(near[0])}" if near else "--data.path=FILE",
+    )
+
+
+def _read(file: Path, encoding: str, errors: str) -> str:
+    content = file.read_bytes()
+    if not content:
+        raise ConfigError(f"{file} is empty", fix="put text in it, remove it, or --data.path=FILE")
+    for magic, kind in MAGIC.items():
+        if content.startswith(magic):
+            raise ConfigError(f"{file} is {kind} data, not text", fix="unpack or convert it first")
+    try:
+        text = content.decode(encoding, errors)
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{file} is not {encoding}: byte 0x{content[error.start]:02x} at offset {error.start}"
+            + (", and it holds NUL bytes: binary, or UTF-16" if b"\0" in content else ""),
+            fix="--data.encoding=NAME or --data.errors=replace",
+        ) from None
+    if "\0" in text:
+        raise ConfigError(
+            f"{file} is binary, not text: NUL at character {text.index(chr(0))}",
+            fix="--data.path=FILE with text in it, or --data.encoding=utf-16 if that is what it is",
+        )
+    return text

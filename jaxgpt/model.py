@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The skeleton: embed, L blocks, final norm, head. It only stacks; refinements edit a box.
+
+`ModelConfig` names the boxes, `LayerEdit` changes some layers, `GPT` is the Flax module, and
+`forward` is the model as a pure function of its parameters.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxgpt.boxes.attention import GQA
+from jaxgpt.boxes.base import (
+    AttentionBox,
+    BlockBox,
+    Box,
+    Dims,
+    EmbedBox,
+    FFNBox,
+    HeadBox,
+    InitBox,
+    NormBox,
+    PositionBox,
+    check_positive,
+    tapping,
+)
+from jaxgpt.boxes.block import PreNorm
+from jaxgpt.boxes.embed import Embed
+from jaxgpt.boxes.ffn import MLP
+from jaxgpt.boxes.head import Tied
+from jaxgpt.boxes.init import Normal
+from jaxgpt.boxes.norm import LayerNorm
+from jaxgpt.boxes.position import Learned
+from jaxgpt.errors import ConfigError
+from jaxgpt.kernels import dropout
+from jaxgpt.masks import Visibility
+from jaxgpt.shapes import Key, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The boxes of one block."""
+
+    block: BlockBox
+    norm: NormBox
+    attention: AttentionBox
+    ffn: FFNBox
+    position: PositionBox
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerEdit:
+    """Replaces boxes, or fields of boxes, in layers start, start + every, ... below stop.
+
+    `LayerEdit(every=2, start=1, set={"attention.window": 4096})` changes a field of the base box;
+    `LayerEdit(start=3, ffn=GatedMLP())` replaces a box. Later edits see earlier ones.
+    """
+
+    every: int = 1
+    start: int = 0
+    stop: int | None = None  # None: to the last layer
+    block: BlockBox | None = None
+    norm: NormBox | None = None
+    attention: AttentionBox | None = None
+    ffn: FFNBox | None = None
+    position: PositionBox | None = None  # rotation and score bias; not what the embedding gets
+    set: dict[str, Any] = dataclasses.field(default_factory=dict)  # "box.field" -> value
+
+    def __post_init__(self) -> None:
+        check_positive(every=self.every)
+
+    def __hash__(self) -> int:  # a dict is not hashable, and configs are static arguments of jit
+        return hash((self.every, self.start, self.stop, self.attention, self.ffn, *self.set))
+
+    def apply(self, layer: Layer, index: int) -> Layer:
+        """The layer after this edit; unchanged where the edit does not reach it.
+
+        Raises:
+          ConfigError: `set` names a box or a field that is not there.
+        """
+        stop = index + 1 if self.stop is None else self.stop
+        if not self.start <= index < stop or (index - self.start) % self.every:
+            return layer
+        boxes = {f.name: getattr(self, f.name) for f in dataclasses.fields(Layer)}
+        layer = dataclasses.replace(layer, **{k: v for k, v in boxes.items() if v is not None})
+        for path, value in self.set.items():
+            name, _, field = path.partition(".")
+            box: Any = getattr(layer, name, None)
+            fields = [f.name for f in dataclasses.fields(box)] if isinstance(box, Box) else []
+            if field not in fields:
+                known = [f"{name}.{f}" for f in fields] or list(boxes)
+                raise ConfigError(f"layer edit sets {path!r}", fix=f"one of {known}")
+            layer = dataclasses.replace(layer, **{name: dataclasses.replace(box, **{field: value})})
+        return layer
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only transformer: one box for each part of the picture. The default is GPT-2 124M.
+
+    Every box, and every layer after its edits, is checked when the config is made.
+    """
+
+    vocab_size: int | None = 50_257  # tokens; None: as many as the tokenizer has
+    context_length: int = 1024  # longest sequence, in tokens
+    d_model: int = 768  # width of the residual stream
+    n_layers: int = 12
+    dropout: float = 0.0  # rate behind the embedding, on attention probabilities, on each branch
+    embed: EmbedBox = Embed()
+    position: PositionBox = Learned()
+    block: BlockBox = PreNorm()
+    norm: NormBox = LayerNorm()
+    attention: AttentionBox = GQA()
+    ffn: FFNBox = MLP()
+    final_norm: NormBox = LayerNorm()
+    head: HeadBox = Tied()
+    init: InitBox = Normal()
+    edits: tuple[LayerEdit, ...] = ()  # for mixed stacks
+    vocab_multiple: int = 128  # the table is padded to a multiple of it; 1: no padding
+
+    def __post_init__(self) -> None:
+        check_positive(
+            vocab_size=self.vocab_size,
+            context_length=self.context_length,
+            d_model=self.d_model,
+            n_layers=self.n_layers,
+            vocab_multiple=self.vocab_multiple,
+        )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout={self.dropout} must be in [0, 1)")
+        for box in (self.embed, self.position, self.final_norm, self.head, self.init):
+            box.check(self.dims())
+        for index, layer in enumerate(self.layers):
+            for field in dataclasses.fields(Layer):
+                try:
+                    getattr(layer, field.name).check(self.dims(layer))
+                except ConfigError as error:
+                    raise ConfigError(error.what, where=f"layer {index}", fix=error.fix) from None
+
+    @functools.cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """The boxes of each block, after the edits."""
+        base = Layer(self.block, self.norm, self.attention, self.ffn, self.position)
+        return tuple(
+            functools.reduce(lambda layer, edit: edit.apply(layer, i), self.edits, base)
+            for i in range(self.n_layers)
+        )
+
+    def dims(self, layer: Layer | None = None) -> Dims:
+        """What the boxes (of one layer) may know of the model."""
+        vocab_size = self.vocab_size or 1
+        return Dims(
+            d_model=self.d_model,
+            n_layers=self.n_layers,
+            vocab_size=vocab_size,
+            padded_vocab_size=-(-vocab_size // self.vocab_multiple) * self.vocab_multiple,
+            context_length=self.context_length,
+            dropout=self.dropout,
+            init=self.init,
+            position=self.position if layer is None else layer.position,
+        )
+
+    def build_block(self, index: int, name: str | None = None) -> nn.Module:
+        """One block as a module, also for use inside a module of your own."""
+        layer = self.layers[index]
+        return layer.block.build(self.dims(layer), layer, name=name)
+
+    def init_caches(self, batch: int, length: int, dtype: DTypeLike = jnp.float32) -> tuple:
+        """Empty caches for `length` tokens, one for each layer."""
+        return tuple(
+            layer.attention.init_cache(self.dims(layer), batch, length, dtype)
+            for layer in self.layers
+        )
+
+
+class Output(NamedTuple):
+    """What a call of the model returns.
+
+    Attributes:
+      logits_BTV: In the compute dtype; V is the padded vocabulary, padding is -inf.
+      caches: The extended caches, one for each layer, or None without caches.
+      aux: For each layer, `block_i`, the FFN's dict.
+      captured: Values of the sites asked for, by path.
+    """
+
+    logits_BTV: Float[Array, "B T V"]
+    caches: tuple | None
+    aux: dict[str, dict[str, Array]]
+    captured: dict[str, Array]
+
+
+class GPT(nn.Module):
+    """embed -> L x block -> final norm -> head. Edit boxes, not this class."""
+
+    cfg: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens_BT: Int[Array, "B T"] | None = None,
+        *,
+        embeddings_BTD: Float[Array, "B T D"] | None = None,
+        pos_BT: Int[Array, "B T"] | None = None,
+        segment_BT: Int[Array, "B T"] | None = None,
+        caches: tuple | None = None,
+        dropout_key: Key | None = None,
+        dtype: DTypeLike | None = None,
+        remat: bool = False,
+        scan: bool = False,
+        last_only: bool = False,
+    ) -> Output:
+        """Logits of the next token at every position; see `forward` for the arguments."""
+        cfg, dims = self.cfg, self.cfg.dims()
+        embed = cfg.embed.build(dims, name="embed")
+        x_BTD = embeddings_BTD
+        if tokens_BT is not None:
+            x_BTD = embed(tokens_BT, dtype)
+        B, T, _ = x_BTD.shape
+        visibility = Visibility.full(B, T)
+        if pos_BT is not None or segment_BT is not None or caches is not None:
+            if pos_BT is None:
+                raise ValueError("segments and caches need pos_BT, the position of each token")
+            visibility = Visibility.of(pos_BT, segment_BT)
+        x_BTD = cfg.position.build(dims, name="position")(x_BTD, visibility.q_pos_BT)
+        # Layers fold their index into the key; the embedding's site comes after the last of them.
+        x_BTD = dropout(x_BTD, cfg.dropout, _fold(dropout_key, cfg.n_layers))
+        x_BTD, caches, aux = self._blocks(x_BTD, visibility, caches, dropout_key, remat, scan)
+        x_BTD = cfg.final_norm.build(name="final_norm")(x_BTD[:, -1:] if last_only else x_BTD)
+        logits_BTV = cfg.head.build(dims, embed, name="head")(x_BTD)
+        return Output(logits_BTV, caches, aux, {})
+
+    def _blocks(self, x_BTD, visibility, caches, dropout_key, remat, scan):
+        """The stack: unrolled and named, or called as functions of their parameters."""
+        blocks = [self.cfg.build_block(i, f"block_{i}") for i in range(self.cfg.n_layers)]
+        if (remat or scan) and not self.is_initializing():
+            if caches is not None:
+                raise ValueError("remat and scan are for training; caches need neither")
+            params = [self.variables["params"][block.name] for block in blocks]
+            return _functional(self.cfg, params, x_BTD, visibility, dropout_key, remat, scan)
+        new_caches, aux = [], {}
+        for i, block in enumerate(blocks):
+            cache = None if caches is None else caches[i]
+            x_BTD, cache, aux[block.name] = block(x_BTD, visibility, cache, _fold(dropout_key, i))
+            new_caches.append(cache)
+        return x_BTD, None if caches is None else tuple(new_caches), aux
+
+
+def _functional(cfg, params, x_BTD, visibility, dropout_key, remat, scan):
+    """Blocks as functions: recomputed in the backward pass, and scanned where they repeat."""
+
+    def call(index, params_i, x_BTD, key):
+        block = cfg.build_block(index)
+        x_BTD, _, aux = block.apply({"params": params_i}, x_BTD, visibility, None, key)
+        return x_BTD, aux
+
+    run = functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=not scan) if remat else (
+        lambda f: f
+    )
+    prefix, unit, repeats = repeating_unit(cfg.layers) if scan else (cfg.n_layers, 1, 0)
+    scanned = range(prefix, prefix + unit * repeats)
+    aux = {}
+    for i in range(prefix):
+        x_BTD, aux[f"block_{i}"] = run(call)(i, params[i], x_BTD, _fold(dropout_key, i))
+    if repeats:
+
+        def body(x_BTD, repeat):
+            outs, (unit_params, first) = [], repeat
+            for j in range(unit):
+                key = _fold(dropout_key, first + j)
+                x_BTD, out = run(call)(prefix + j, unit_params[j], x_BTD, key)
+                outs.append(out)
+            return x_BTD, outs
+
+        stacked = [
+            jax.tree.map(lambda *p: jnp.stack(p), *params[prefix + j : scanned.stop : unit])
+            for j in range(unit)
+        ]
+        firsts = jnp.arange(prefix, scanned.stop, unit)
+        x_BTD, outs = jax.lax.scan(body, x_BTD, (stacked, firsts))
+        for i in scanned:
+            repeat, j = divmod(i - prefix, unit)
+            aux[f"block_{i}"] = jax.tree.map(lambda a, r=repeat: a[r], outs[j])
+    for i in range(scanned.stop if repeats else prefix, cfg.n_layers):
+        x_BTD, aux[f"block_{i}"] = run(call)(i, params[i], x_BTD, _fold(dropout_key, i))
+    return x_BTD, None, aux
+
+
+def repeating_unit(layers: Sequence[Layer]) -> tuple[int, int, int]:
+    """(prefix, unit, repeats) that covers most layers: prefix, then `unit` layers `repeats` times.
+
+    Ties go to the shorter unit. (len(layers), 1, 0) where nothing repeats.
+    """
+    n, best = len(layers), (len(layers), 1, 0)
+    for unit in range(1, n // 2 + 1):
+        for prefix in range(n - 2 * unit + 1):
+            first = tuple(layers[prefix : prefix + unit])
+            repeats = 1
+            while tuple(layers[prefix + repeats * unit :][:unit]) == first:
+                repeats += 1
+            if repeats > 1 and repeats * unit > best[1] * best[2]:
+                best = (prefix, unit, repeats)
+    return best
+
+
+def _fold(key: Key | None, index: Any) -> Key | None:
+    return None if key is None else jax.random.fold_in(key, index)
+
+
+def forward(
+    cfg: ModelConfig,
+    params: Params,
+    tokens_BT: Int[Array, "B T"] | None = None,
+    *,
+    capture: Sequence[str] = (),
+    patch: Mapping[str, Any] | None = None,
+    **call: Any,
+) -> Output:
+    """The model as a pure function.
+
+    Args:
+      cfg: The model.
+      params: As `init_params` returns them.
+      tokens_BT: Token ids in [0, vocab_size), or None with `embeddings_BTD`.
+      capture: Patterns of sites to return in `captured`: "block_*/attention/probs".
+      patch: Values to put in the place of sites, by path.
+      **call: Arguments of the module:
+        embeddings_BTD: In place of the embedded tokens.
+        pos_BT: Position of each token, -1 for padding; None: 0..T-1. Required with caches and
+          segments.
+        segment_BT: Document of each token in a packed row; documents do not see each other.
+        caches: From `cfg.init_caches`; returned extended.
+        dropout_key: Turns dropout on; the same key gives the same masks.
+        dtype: Compute dtype; None: that of the embedding table.
+        remat: Recompute each block in the backward pass.
+        scan: Scan over the repeating layers: less compile time for deep models.
+        last_only: Logits of the last position alone.
+
+    Raises:
+      ValueError: Sites are asked for together with remat or scan, or arguments that exclude each
+        other.
+
+    Differs from nothing: capture and patch change no other value, and without them no site costs
+    anything.
+    """
+    if not capture and not patch:
+        return GPT(cfg).apply({"params": params}, tokens_BT, **call)
+    if call.get("remat") or call.get("scan"):
+        raise ValueError("capture and patch run unrolled: drop remat and scan")
+    with tapping(capture, patch) as taps:
+        output = GPT(cfg).apply({"params": params}, tokens_BT, **call)
+    unknown = set(taps.patch) - taps.patched
+    if unknown:
+        raise ValueError(f"no such site to patch: {sorted(unknown)}")
+    return output._replace(captured=taps.captured)
+
+
+def init_params(cfg: ModelConfig, key: Key) -> Params:
+    """Fresh parameters in float32, a nested dict; jit it with out_shardings to create them sharded.
+
+    Raises:
+      ConfigError: `vocab_size` is None.
+    """
+    if cfg.vocab_size is None:
+        raise ConfigError("vocab_size is None", fix="set model.vocab_size, or train on a text")
+    return GPT(cfg).init(key, jnp.zeros((1, 1), jnp.int32))["params"]
+
+
+def param_shapes(cfg: ModelConfig) -> Params:
+    """The shapes of `init_params` without computing anything, whatever the size."""
+    return jax.eval_shape(functools.partial(init_params, cfg), jax.random.key(0))

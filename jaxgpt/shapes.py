@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The legend of dimension letters, and the few aliases that need a name.
+
+Array names end in these letters (`q_BTNH`), signatures repeat them (`Float[Array, "B T N H"]`), and
+the letters change on the line that changes the shape.
+
+| letter | meaning                 | letter | meaning                               |
+| ------ | ----------------------- | ------ | ------------------------------------- |
+| B      | batch                   | D      | model width, `d_model`                |
+| T      | query length (time)     | F      | FFN hidden width, `d_ff`              |
+| S      | key/value length        | V      | vocabulary, padded inside the model   |
+| N      | query heads             | E      | experts                               |
+| K      | key/value heads         | C      | slots per expert                      |
+| G      | query heads per kv head | R      | latent rank (MLA)                     |
+| H      | head width              | L      | layers                                |
+
+N = K * G. Config fields are words (`n_heads`), arrays carry letters.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+Params = Mapping[str, Any]  # nested dict of float arrays; paths such as block_3/attention/q/kernel
+Key = jax.Array  # a typed PRNG key, jax.random.key(seed)

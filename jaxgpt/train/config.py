@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The knobs of the optimizer and of the training loop."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from jaxgpt.boxes.base import check_positive
+from jaxgpt.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with a learning-rate schedule, decay on matrices only, and clipping by global norm.
+
+    The schedule is a function of the optimizer step alone. Its horizon is the `train.steps` that a
+    run was started with; a run that is continued past it goes on at the final rate.
+    """
+
+    lr: float = 1e-3  # peak rate
+    final_lr: float | None = None  # rate at the horizon; None: lr / 10
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # wsd: warmup, stable, decay
+    warmup_steps: int = 100  # linear from lr / warmup_steps at step 0 to lr
+    decay_fraction: float = 0.2  # wsd: share of the horizon in the final linear decay
+    weight_decay: float = 0.1  # on kernels and embeddings, by parameter path
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
+    clip: float | None = 1.0  # largest global gradient norm; None: no clipping
+
+    def __post_init__(self) -> None:
+        check_positive(lr=self.lr, eps=self.eps, clip=self.clip)
+        for name in ("final_lr", "weight_decay", "warmup_steps"):
+            value = getattr(self, name)
+            if value is not None and not (value >= 0 and math.isfinite(value)):
+                raise ConfigError(f"{name}={value} must be a number, zero or larger")
+        if not math.isfinite(self.lr):
+            raise ConfigError(f"lr={self.lr} must be finite")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ConfigError(f"beta1={self.beta1}, beta2={self.beta2} must be in [0, 1)")
+        if not 0 < self.decay_fraction <= 1:
+            raise ConfigError(f"decay_fraction={self.decay_fraction} must be in (0, 1]")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How long, how much at a time, and what happens on the way."""
+
+    steps: int = 1000  # optimizer steps
+    batch_size: int = 32  # sequences in an optimizer step, over all devices
+    accumulate: int = 1  # micro-batches that an optimizer step is split into, to save memory
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of compute; parameters stay float32
+    remat: bool = False  # recompute blocks in the backward pass: less memory, a third more work
+    scan: bool = False  # scan over repeating layers: less compile time for deep models
+    eval_every: int = 250  # steps between evaluations
+    save_every: int = 250  # steps between checkpoints
+    log_every: int = 10  # steps between lines of metrics
+    keep: int = 3  # newest checkpoints kept, beside the best
+    seed: int = 0  # of parameters, batches and dropout
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is int and value < (0 if field.name == "seed" else 1):
+                raise ConfigError(f"{field.name}={value} is too small")
+        if self.batch_size % self.accumulate:
+            divisors = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
+            raise ConfigError(
+                f"batch_size={self.batch_size} is not divisible by accumulate={self.accumulate}",
+                fix=f"accumulate of {divisors}",
+            )

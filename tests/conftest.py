@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared fixtures, and the environment that every test runs in."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxgpt" / "xla-tests"
+
+# Set for this process and for the commands that tests start.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+jax.config.update("jax_default_matmul_precision", "highest")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of reference models and texts that stands beside a developer's checkout."""
+    folder = Path(__file__).resolve().parents[2] / "shared"
+    if not (folder / "parity").is_dir():
+        pytest.skip("no ../shared beside this checkout: reference models and texts are absent")
+    return folder
