@@ -73,7 +73,8 @@ def attend(
         v_BSKH = jnp.where(visibility.k_pos_BS[:, :, None, None] >= 0, v_BSKH, 0)
     v = v_BSKH.transpose(0, 2, 1, 3).reshape(B * K, S, H)
 
-    scores = jnp.einsum("bqh,bsh->bqs", q, k, preferred_element_type=jnp.float32)
+    score_dtype = jnp.promote_types(q.dtype, jnp.float32)
+    scores = jnp.einsum("bqh,bsh->bqs", q, k, preferred_element_type=score_dtype)
     scores_BNTS = tap("scores", scores.reshape(B, N, T, S) * scale)
     if bias is not None:
         scores_BNTS += bias(visibility.q_pos_BT, visibility.k_pos_BS)

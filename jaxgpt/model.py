@@ -77,13 +77,15 @@ class LayerEdit:
         check_positive(every=self.every)
 
     def __hash__(self) -> int:  # a dict is not hashable, and configs are static arguments of jit
-        return hash((self.every, self.start, self.stop, self.attention, self.ffn, *self.set))
+        return hash(
+            (self.every, self.start, self.stop, self.attention, self.ffn, frozenset(self.set))
+        )
 
     def apply(self, layer: Layer, index: int) -> Layer:
         """The layer after this edit; unchanged where the edit does not reach it.
 
         Raises:
-          ConfigError: `set` names a box or a field that is not there.
+          ConfigError: `set` names a box or a field that is not there, or a value that is wrong.
         """
         stop = index + 1 if self.stop is None else self.stop
         if not self.start <= index < stop or (index - self.start) % self.every:
@@ -97,7 +99,13 @@ class LayerEdit:
             if field not in fields:
                 known = [f"{name}.{f}" for f in fields] or list(boxes)
                 raise ConfigError(f"layer edit sets {path!r}", fix=f"one of {known}")
-            layer = dataclasses.replace(layer, **{name: dataclasses.replace(box, **{field: value})})
+            try:
+                box = dataclasses.replace(box, **{field: value})
+            except ConfigError as error:
+                raise ConfigError(
+                    error.what, where=f"layer edit sets {path!r}", fix=error.fix
+                ) from None
+            layer = dataclasses.replace(layer, **{name: box})
         return layer
 
 
@@ -219,9 +227,10 @@ class GPT(nn.Module):
         """Logits of the next token at every position; see `forward` for the arguments."""
         cfg, dims = self.cfg, self.cfg.dims()
         embed = cfg.embed.build(dims, name="embed")
-        x_BTD = embeddings_BTD
-        if tokens_BT is not None:
-            x_BTD = embed(tokens_BT, dtype)
+        if (tokens_BT is None) == (embeddings_BTD is None):
+            raise ValueError("give either tokens_BT or embeddings_BTD")
+        x_BTD = embeddings_BTD if embeddings_BTD is not None else embed(tokens_BT, dtype)
+        x_BTD = x_BTD.astype(dtype or x_BTD.dtype)
         B, T, _ = x_BTD.shape
         visibility = Visibility.full(B, T)
         if pos_BT is not None or segment_BT is not None or caches is not None:
@@ -260,21 +269,22 @@ def _functional(cfg, params, x_BTD, visibility, dropout_key, remat, scan):
         x_BTD, _, aux = block.apply({"params": params_i}, x_BTD, visibility, None, key)
         return x_BTD, aux
 
-    run = functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=not scan) if remat else (
-        lambda f: f
-    )
+    def run(*args, in_scan=False):  # a scan keeps the recomputation apart by itself
+        f = jax.checkpoint(call, static_argnums=0, prevent_cse=not in_scan) if remat else call
+        return f(*args)
+
     prefix, unit, repeats = repeating_unit(cfg.layers) if scan else (cfg.n_layers, 1, 0)
     scanned = range(prefix, prefix + unit * repeats)
     aux = {}
     for i in range(prefix):
-        x_BTD, aux[f"block_{i}"] = run(call)(i, params[i], x_BTD, _fold(dropout_key, i))
+        x_BTD, aux[f"block_{i}"] = run(i, params[i], x_BTD, _fold(dropout_key, i))
     if repeats:
 
         def body(x_BTD, repeat):
             outs, (unit_params, first) = [], repeat
             for j in range(unit):
                 key = _fold(dropout_key, first + j)
-                x_BTD, out = run(call)(prefix + j, unit_params[j], x_BTD, key)
+                x_BTD, out = run(prefix + j, unit_params[j], x_BTD, key, in_scan=True)
                 outs.append(out)
             return x_BTD, outs
 
@@ -288,7 +298,7 @@ def _functional(cfg, params, x_BTD, visibility, dropout_key, remat, scan):
             repeat, j = divmod(i - prefix, unit)
             aux[f"block_{i}"] = jax.tree.map(lambda a, r=repeat: a[r], outs[j])
     for i in range(scanned.stop if repeats else prefix, cfg.n_layers):
-        x_BTD, aux[f"block_{i}"] = run(call)(i, params[i], x_BTD, _fold(dropout_key, i))
+        x_BTD, aux[f"block_{i}"] = run(i, params[i], x_BTD, _fold(dropout_key, i))
     return x_BTD, None, aux
 
 

@@ -21,6 +21,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 Params = Mapping[str, Any]  # nested dict of float arrays; paths such as block_3/attention/q/kernel
 Key = jax.Array  # a typed PRNG key, jax.random.key(seed)
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """x in float32, or in float64 where it is that already: for sums that must not round."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -67,6 +67,8 @@ class GQA(AttentionBox):
                 fix=f"n_heads of {near}, or set head_dim",
             )
         dims.position.check_head(self.width(dims))
+        if self.qk_norm is not None:
+            self.qk_norm.check(dims)
 
     def build(self, dims: Dims, name: str | None = None) -> nn.Module:
         """The module; parameters `q`, `k`, `v`, `out`, and `q_norm`, `k_norm` where asked for."""

@@ -180,7 +180,7 @@ class HeadBox(Box):
         raise NotImplementedError
 
 
-def check_positive(**values: float | None) -> None:
+def check_positive(**values: int | float | None) -> None:
     """Raise `ConfigError` unless each value is positive; None passes."""
     from jaxgpt.errors import ConfigError
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgpt.boxes.base import NormBox, check_positive
+from jaxgpt.shapes import wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class _LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        x32 = x.astype(jnp.float32)
+        x32 = wide(x)
         x32 = x32 - x32.mean(-1, keepdims=True)
         y = x32 * jax.lax.rsqrt((x32 * x32).mean(-1, keepdims=True) + self.box.eps)
         y = y * _vector(self, "scale", nn.initializers.ones, x)
@@ -66,7 +67,7 @@ class _RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        x32 = x.astype(jnp.float32)
+        x32 = wide(x)
         y = x32 * jax.lax.rsqrt((x32 * x32).mean(-1, keepdims=True) + self.box.eps)
         return y.astype(x.dtype) * _vector(self, "scale", nn.initializers.ones, x).astype(x.dtype)
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgpt.boxes.base import Dims, PositionBox, check_positive
 from jaxgpt.errors import ConfigError
+from jaxgpt.shapes import wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +125,7 @@ class RoPE(PositionBox):
         width = self._width(x_BTNH.shape[-1])
         phase_BT1I = phases(pos_BT, width, self.theta)[:, :, None]
         cos, sin = jnp.cos(phase_BT1I), jnp.sin(phase_BT1I)
-        x32 = x_BTNH[..., :width].astype(jnp.float32)
+        x32 = wide(x_BTNH[..., :width])
         a, b = jnp.split(x32, 2, axis=-1)
         rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
         return jnp.concatenate([rotated.astype(x_BTNH.dtype), x_BTNH[..., width:]], axis=-1)

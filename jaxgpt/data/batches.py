@@ -32,6 +32,7 @@ class Batch:
       weights_BT: float32; 1 where the target counts, 0 for filler.
     """
 
+    # Not checked: a batch also carries shardings, shapes, or micro-batches along a leading axis.
     tokens_BT: Any
     targets_BT: Any
     weights_BT: Any
@@ -98,8 +99,8 @@ class Batches:
 def eval_batches(tokens: np.ndarray, context_length: int, batch_size: int) -> Iterator[Batch]:
     """One fixed pass over all ids in windows of T without overlap.
 
-    Every id but the first, which has no context, is a target with weight 1 exactly once, whatever the
-    batch size. The last window and the last batch are filled up with weight 0.
+    Every id but the first, which has no context, is a target with weight 1 exactly once, whatever
+    the batch size. The last window and the last batch are filled up with weight 0.
 
     Args:
       tokens: All ids, one dimension.
@@ -143,7 +144,7 @@ def permute(place: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     image, out = place.copy(), np.ones(len(place), bool)
-    # The network permutes 4**half >= n values; walking its cycle until it is back below n permutes n.
+    # The network permutes 4**half >= n values; following its cycle back below n permutes n.
     while out.any():
         left, right = image[out] >> half, image[out] & mask
         for turn in range(FEISTEL_ROUNDS):
@@ -170,4 +171,4 @@ def _batch(window_BT: np.ndarray, weights_BT: np.ndarray) -> Batch:
 def _check_sizes(context_length: int, batch_size: int) -> None:
     for name, size in (("context_length", context_length), ("batch_size", batch_size)):
         if size < 1:
-            raise ConfigError(f"{name}={size} is below 1", fix=f"--model.{name}=1 or more")
+            raise ConfigError(f"{name}={size} must be at least 1")

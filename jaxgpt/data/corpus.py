@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text in: a file, a folder, or the language reference that CPython carries.
 
-Text is kept exactly as it is stored. There is no newline translation (CRLF stays CRLF), a byte order
-mark stays as U+FEFF (`encoding="utf-8-sig"` drops it), and nothing is stripped or normalised.
+Text is kept exactly as it is stored: no newline translation (CRLF stays CRLF), a byte order mark
+stays as U+FEFF (`encoding="utf-8-sig"` drops it), nothing is stripped or normalised.
 
 In a folder every `*.txt` file below it is one document; where there is none, every file is. Names
 that begin with a dot are skipped, links to folders are not followed, and documents are in the order
@@ -25,14 +25,9 @@ MAGIC = {
     b"\x1f\x8b": "gzip",
     b"PK\x03\x04": "zip",
     b"PAR1": "parquet",
-    b"ARROW1": "arrow",
     b"\x28\xb5\x2f\xfd": "zstandard",
     b"BZh": "bzip2",
     b"\xfd7zXZ\x00": "xz",
-    b"%PDF-": "PDF",
-    b"\x89PNG": "PNG",
-    b"\x89HDF": "HDF5",
-    b"\x7fELF": "ELF",
 }
 
 
@@ -43,7 +38,7 @@ class Corpus:
     Attributes:
       name: For people: the file's or folder's name.
       documents: The texts, in order.
-      fingerprint: sha256 of the documents, their boundaries and how they were decoded; not of names.
+      fingerprint: sha256 of the documents, their boundaries and how they were decoded.
     """
 
     name: str
@@ -96,7 +91,7 @@ def read_corpus(
     try:
         decoding = f"{codecs.lookup(encoding).name} {errors}"
         codecs.lookup_error(errors)
-        b"".decode(encoding)
+        b"a".decode(encoding, "ignore")  # `hex` and its like are codecs, but not of text
     except LookupError as error:
         raise ConfigError(str(error), fix="--data.encoding=utf-8 --data.errors=strict") from None
     if path is None:

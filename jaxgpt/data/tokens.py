@@ -11,34 +11,20 @@ Left out: shards, and texts larger than memory (the ids may be larger; the text 
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxgpt.data.base import Tokenizer, write_atomically
 from jaxgpt.data.corpus import Corpus
-from jaxgpt.data.tokenizer import Tokenizer, write_atomically
 from jaxgpt.errors import ConfigError, ResourceError
 
 MAGIC = b"jaxgpt tokens\r\n\n"
 HEADER_BYTES = 4096
 FORMAT = 1
 REBUILD = "delete the file; it is made again from the text"
-FIELDS = {
-    "format": int,
-    "dtype": str,
-    "n_train": int,
-    "n_val": int,
-    "vocab_size": int,
-    "train_chars": int,
-    "val_chars": int,
-    "val_bytes": int,
-    "val_fraction": float,
-    "tokenizer": str,
-    "tokenizer_kind": str,
-    "source": str,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +56,10 @@ class TokenFile:
     tokenizer: str
     tokenizer_kind: str
     source: str
+
+
+FIELDS = {f.name: f.type for f in fields(TokenFile) if f.name not in ("path", "train", "val")}
+FIELDS |= {"format": int, "dtype": str, "n_train": int, "n_val": int}
 
 
 def prepare_tokens(
@@ -115,7 +105,7 @@ def prepare_tokens(
         for documents in (train, val):
             counts.append(0)
             for ids in _encoded(documents, tokenizer):
-                _check_range(ids, tokenizer.vocab_size, where=tokenizer.kind)
+                _check_range(ids, tokenizer.vocab_size, where=f"{tokenizer.kind} tokenizer")
                 counts[-1] += len(ids)
                 file.write(ids.astype(dtype).tobytes())
         header = {
@@ -159,18 +149,19 @@ def open_tokens(path: Path, *, tokenizer: Tokenizer) -> TokenFile:
         )
     dtype = token_dtype(header["vocab_size"])
     n_train, n_val = header["n_train"], header["n_val"]
+    content = np.memmap(path, np.uint8, "r")
     expected = HEADER_BYTES + (n_train + n_val) * dtype.itemsize
-    size = path.stat().st_size
-    if size != expected or min(n_train, n_val) < 0 or n_train + n_val == 0:
+    if len(content) != expected or min(n_train, n_val) < 0:
         raise ConfigError(
-            f"{path} has {size} bytes, but {n_train} + {n_val} ids of {dtype.name} need {expected}",
+            f"{path} has {len(content)} bytes, but {n_train} + {n_val} ids of {dtype.name} need "
+            f"{expected}",
             fix=REBUILD,
         )
-    ids = np.memmap(path, dtype, "r", offset=HEADER_BYTES, shape=(n_train + n_val,))
+    ids = content[HEADER_BYTES:].view(dtype)
     if header["vocab_size"] <= np.iinfo(dtype).max:  # else every value is a valid id
-        _check_range(ids, header["vocab_size"], where=str(path))
-    fields = {k: v for k, v in header.items() if k not in ("format", "dtype", "n_train", "n_val")}
-    return TokenFile(path=path, train=ids[:n_train], val=ids[n_train:], **fields)
+        _check_range(ids, header["vocab_size"], where=str(path), fix=REBUILD)
+    known = {name: header[name] for name in FIELDS if name in TokenFile.__annotations__}
+    return TokenFile(path=path, train=ids[:n_train], val=ids[n_train:], **known)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -179,12 +170,12 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def check_not_shrunk(tokens: np.ndarray) -> None:
-    """Refuses a map whose file was cut short after it was opened: reading it would kill the process.
+    """Refuses a map whose file was cut short since it was opened: reading it is a bus error.
 
     Raises:
       ConfigError: The file is now shorter than its map.
     """
-    mapped = getattr(tokens, "_mmap", None)
+    mapped = getattr(tokens, "_mmap", None)  # of the whole file: see open_tokens
     if mapped is not None and mapped.size() < len(mapped):
         raise ConfigError(
             f"the token file shrank from {len(mapped)} to {mapped.size()} bytes while it was open",
@@ -217,7 +208,7 @@ def _encoded(documents: list[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]
         yield tokenizer.encode(document)
 
 
-def _check_range(ids: np.ndarray, vocab_size: int, *, where: str) -> None:
+def _check_range(ids: np.ndarray, vocab_size: int, *, where: str, fix: str | None = None) -> None:
     for start in range(0, len(ids), 1 << 24):
         block = ids[start : start + (1 << 24)]
         bad = np.flatnonzero((block < 0) | (block >= vocab_size))
@@ -226,7 +217,7 @@ def _check_range(ids: np.ndarray, vocab_size: int, *, where: str) -> None:
                 f"id {block[bad[0]]} at position {start + bad[0]} is outside the vocabulary of "
                 f"{vocab_size}",
                 where=where,
-                fix=REBUILD,
+                fix=fix,
             )
 
 

@@ -80,7 +80,7 @@ def spec(leaf: Any) -> str:
 
 
 @jax.jit
-def _leaf(x: Array) -> UInt32[Array, "3"]:
+def _leaf(x: Array) -> UInt32[Array, " 3"]:
     """Two sums of mixed words, and 1 where every element is finite."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run folder is, and how it is guarded: names, lock, probes, small files, signals.
+"""What a run folder is, and how it is guarded: names, lock, probes, signals.
 
     runs/NAME/  config.yaml  tokenizer.json  run.json  metrics.jsonl  .lock
                 checkpoints/step_00001200/  checkpoints/bad-1300-1/
 
 Everything here is plain files on a POSIX system; what is inside a step folder is known to
-`jaxgpt.train.checkpoint` alone.
+`jaxgpt.train.stepfolder` and `jaxgpt.train.checkpoint`.
 """
 
 import contextlib
 import errno
 import fcntl
-import json
-import math
 import os
 import re
-import shutil
 import signal
 import socket
 import threading
@@ -26,12 +23,10 @@ from types import FrameType
 from typing import Any
 
 from jaxgpt.errors import CheckpointError, ConfigError, ResourceError
-
-COMMIT_FILE = "commit_success.txt"
-"""The file that the storage layer writes last into a step folder."""
+from jaxgpt.train.files import free_space, refused, size, write_synced
+from jaxgpt.train.stepfolder import COMMIT_FILE, is_committed, step_folders
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_STEP = re.compile(r"step_(\d{8,})")
 
 
 @dataclass(frozen=True)
@@ -95,10 +90,14 @@ class RunFolder:
                     where=str(self.path),
                     fix="stop that process, or choose another --run",
                 ) from None
+            except OSError as error:
+                raise refused(error, self.path, "the run cannot be locked") from error
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-            yield
-            os.ftruncate(descriptor, 0)
+            try:
+                yield
+            finally:
+                os.ftruncate(descriptor, 0)
         finally:
             os.close(descriptor)
 
@@ -156,7 +155,7 @@ def open_run(path: str | Path) -> RunFolder:
     probe = run.path / f".probe-{os.getpid()}"
     try:
         run.path.mkdir(parents=True, exist_ok=True)
-        _write_synced(probe, b"x" * 4096)
+        write_synced(probe, b"x" * 4096)
         probe.unlink()
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -195,105 +194,39 @@ def newest_run(root: str | Path = "runs") -> Path:
     return max(committed)[1].resolve()
 
 
-def step_folders(checkpoints: Path) -> dict[int, Path]:
-    """Step -> folder, ascending, of everything named like one: also damaged or half-copied ones.
+class Signals:
+    """Notes SIGTERM, SIGINT and SIGHUP while it is entered; the loop polls `pending` and stops.
 
-    Args:
-      checkpoints: `RunFolder.checkpoints_path`; may be absent.
+    The handler only sets a flag: one that raises while XLA compiles crashes the process. A second
+    signal ends the process at once with exit code 128 + signal. Outside the main thread nothing is
+    installed; a SIGHUP that `nohup` ignores stays ignored. The previous handlers come back on exit.
+
+    Attributes:
+      pending: Number of the signal that arrived, or None.
     """
-    if not checkpoints.is_dir():
-        return {}
-    found = {int(m[1]): p for p in checkpoints.iterdir() if (m := _STEP.fullmatch(p.name))}
-    return dict(sorted(found.items()))
 
+    def __init__(self):
+        self.pending: int | None = None
+        self._previous: dict[int, Any] = {}
 
-def is_committed(step: Path) -> bool:
-    """Whether a step folder is a real folder, no link, and was finished by the storage layer.
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
+                self._previous[number] = signal.signal(number, self._note)
+        return self
 
-    Args:
-      step: A value of `step_folders`.
-    """
-    return not step.is_symlink() and (step / COMMIT_FILE).is_file()
+    def __exit__(self, *_: object) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            # None is a handler that was not installed by Python; it cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-
-def free_space(path: Path) -> tuple[int, float]:
-    """Bytes and files that can still be created on the file system of `path`.
-
-    Args:
-      path: An existing file or folder.
-    """
-    stat = os.statvfs(path)
-    # File systems without a fixed number of inodes report none at all.
-    return stat.f_bavail * stat.f_frsize, stat.f_favail if stat.f_files else math.inf
-
-
-def size(n_bytes: float) -> str:
-    """A number of bytes for people, as `1.49 GB`.
-
-    Args:
-      n_bytes: The number.
-    """
-    unit = next((u for u in ("TB", "GB", "MB", "kB") if n_bytes >= _UNITS[u]), "B")
-    return f"{n_bytes / _UNITS[unit]:.3g} {unit}"
-
-
-_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-def refused(error: OSError, path: Path, what: str) -> ResourceError:
-    """The one-line form of a failed write.
-
-    Args:
-      error: What the system said.
-      path: Folder or file that was written.
-      what: What did not work.
-    """
-    return ResourceError(
-        f"{what}: {error.strerror or error}",
-        where=str(path),
-        fix="free space or permissions there, or choose another --run",
-    )
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a small file so that it is the old one or the new one, whole, also after a crash.
-
-    A link at `path` is replaced, never followed.
-
-    Args:
-      path: The file; its folder exists.
-      text: Its content, stored as UTF-8 without newline translation.
-
-    Raises:
-      ResourceError: The write was refused; the old file is untouched.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        _write_synced(temporary, text.encode())
-        os.replace(temporary, path)
-        sync(path.parent)
-    except OSError as error:
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.pending is None:
+            self.pending = number
+            return
         with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise refused(error, path, f"{path.name} cannot be written") from error
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync(path: Path) -> None:
-    """Push a file's content, or a folder's list of names, to the disk.
-
-    Args:
-      path: The file or folder.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            os.write(2, b"stopped by a second signal; unfinished work is lost\n")
+        os._exit(128 + number)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands: `jaxgpt train`, `jaxgpt sample` and `jaxgpt params`, as train.py and sample.py."""
+
+import difflib
+import sys
+from collections.abc import Sequence
+
+from jaxgpt.cli.command import emit, run_command
+from jaxgpt.cli.sample import sample_main
+from jaxgpt.cli.train import train_main
+from jaxgpt.config import RunConfig, resolve
+from jaxgpt.errors import ConfigError
+from jaxgpt.flops import count_params
+from jaxgpt.presets import MODELS, RUNS
+
+__all__ = ["main", "params_main", "sample_main", "train_main"]
+
+USAGE = """\
+usage: jaxgpt train ...               train a model (train.py)
+       jaxgpt sample ...              print text from a trained one (sample.py)
+       jaxgpt params NAME [options]   count a preset's parameters, --model.name=value as in train
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script `jaxgpt`.
+
+    Args:
+      argv: Words after the command's name; None: those of this process.
+
+    Returns:
+      The exit code; see `jaxgpt.errors`.
+    """
+    command, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    commands = {"train": train_main, "sample": sample_main, "params": params_main}
+    if command in commands:
+        return commands[command](rest)
+    return run_command(lambda: _other(command, list(commands)))
+
+
+def _other(command: str, commands: list[str]) -> None:
+    if command in ("--help", "-h", "help"):
+        emit(USAGE)
+        return
+    near = difflib.get_close_matches(command, commands, n=1)
+    fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(commands)}"
+    raise ConfigError(f"no command {command!r}", fix=fix)
+
+
+def params_main(argv: Sequence[str]) -> int:
+    """`jaxgpt params NAME`: the parameters of a model by box, and their exact number.
+
+    Args:
+      argv: A name of `MODELS` or `RUNS`, then options as for train.
+
+    Returns:
+      The exit code.
+    """
+    return run_command(lambda: _params(list(argv)))
+
+
+def _params(argv: list[str]) -> None:
+    known = [*MODELS, *(name for name in RUNS if name not in MODELS)]
+    name, *options = argv or [""]
+    if name in MODELS:
+        base = RunConfig(model=MODELS[name]())
+    elif name in RUNS:
+        base = RUNS[name]()
+    elif name in ("--help", "-h", ""):
+        emit(USAGE + f"names: {', '.join(known)}\n")
+        return
+    else:
+        near = difflib.get_close_matches(name, known, n=1)
+        fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
+        raise ConfigError(f"no model {name!r}", fix=fix)
+    counts = count_params(resolve(base, (), options).model)
+    total = sum(counts.values())
+    lines = [f"{box:16} {n:>15,} {n / total:>7.1%}" for box, n in counts.items()]
+    emit("\n".join([*lines, f"{'total':16} {total:>15,}"]) + "\n")

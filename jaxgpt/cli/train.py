@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The train command: argv to a configuration and a run folder, then `jaxgpt.train.loop.fit`."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxgpt.cli.command import Parser, emit, run_command, start_jax
+from jaxgpt.cli.help import long_help, short_help
+from jaxgpt.config import FREE, RunConfig, differences, from_yaml, resolve, to_yaml
+from jaxgpt.errors import ConfigError
+from jaxgpt.presets import RUNS
+from jaxgpt.train.files import write_atomic
+from jaxgpt.train.runfolder import RunFolder, open_run, run_path
+from jaxgpt.train.stepfolder import step_folders
+
+DEFAULT = "tiny"
+NAMES = ("preset", "config", "run", "device", "print_config", "help", "help-all")
+
+
+def train_main(argv: Sequence[str] | None = None) -> int:
+    """`python train.py`: train, or go on with, a run.
+
+    Args:
+      argv: Words after the command's name; None: those of this process.
+
+    Returns:
+      The exit code; see `jaxgpt.errors`.
+    """
+    return run_command(lambda: _train(sys.argv[1:] if argv is None else list(argv)))
+
+
+def _train(argv: list[str]) -> None:
+    options, rest = _parser().parse_known_args(argv)
+    name = options.run or options.preset or ("run" if options.config else DEFAULT)
+    if options.help or options.help_all:
+        show = long_help if options.help_all else short_help
+        preset = options.preset or DEFAULT
+        emit(show(preset_run(preset), preset, RUNS))
+        return
+    run = resolve(_base(options, name), options.config, rest, known=NAMES)
+    if options.print_config:
+        emit(to_yaml(run))
+        return
+    folder = open_run(run_path(name))
+    start_jax(options.device)
+    with folder.lock():
+        settle(folder, run)
+        from jaxgpt.train.loop import fit
+
+        fit(folder, run.model, run.data, run.optim, run.train)
+
+
+def _parser() -> Parser:
+    parser = Parser()
+    parser.add_argument("--preset")
+    parser.add_argument("--config", action="append", type=Path, default=[])
+    parser.add_argument("--run")
+    parser.add_argument("--device", choices=("cpu", "gpu", "tpu"))
+    parser.add_argument("--print_config", "--print-config", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--help-all", "--help_all", action="store_true")
+    return parser
+
+
+def preset_run(name: str) -> RunConfig:
+    """The recipe of that name.
+
+    Raises:
+      ConfigError: There is none.
+    """
+    if name not in RUNS:
+        near = difflib.get_close_matches(name, RUNS, n=1)
+        fix = f"did you mean --preset={near[0]}?" if near else f"one of {', '.join(RUNS)}"
+        raise ConfigError(f"no preset {name!r}", fix=fix)
+    return RUNS[name]()
+
+
+def _base(options: argparse.Namespace, name: str) -> RunConfig:
+    """What options change: a preset, or GPT-2 under a config file, or what the run has, or tiny."""
+    if options.preset:
+        return preset_run(options.preset)
+    if options.config:
+        return RunConfig()
+    stored = stored_run(RunFolder(run_path(name)))
+    return preset_run(DEFAULT) if stored is None else stored
+
+
+def stored_run(folder: RunFolder) -> RunConfig | None:
+    """The configuration that a run folder was started with; None if it has none.
+
+    Raises:
+      ConfigError: The file cannot be read, or is no configuration.
+    """
+    try:
+        text = folder.config_path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"cannot read {folder.config_path}: {error}") from error
+    return from_yaml(text, where=str(folder.config_path))
+
+
+def settle(folder: RunFolder, run: RunConfig) -> None:
+    """Write the configuration of a new run, or see that a started run has the same.
+
+    `config.yaml` stays as the run was first started, also where `FREE` keys change later. A run
+    without a checkpoint has nothing to lose and may be given other values.
+
+    Args:
+      folder: The run's folder, locked.
+      run: What was asked for.
+
+    Raises:
+      ConfigError: The run was started with other values; they are listed.
+    """
+    old = stored_run(folder) if folder.config_path.exists() else None
+    if old is not None and step_folders(folder.checkpoints_path):
+        changed = [d for d in differences(old, run) if d.partition(":")[0] not in FREE]
+        if changed:
+            raise ConfigError(
+                f"the run was started with other values: {', '.join(changed)}",
+                where=str(folder.path),
+                fix="--run=ANOTHER_NAME",
+            )
+        return
+    if old is not None and old != run:  # what was made for the other values
+        folder.tokenizer_path.unlink(missing_ok=True)
+        folder.facts_path.unlink(missing_ok=True)
+    write_atomic(folder.config_path, to_yaml(run))

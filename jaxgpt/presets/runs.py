@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes by name: functions that return a whole RunConfig; the first line says what it is.
+
+The model's vocabulary is the tokenizer's everywhere (`vocab_size=None`). A recipe that needs a text
+names a file that is not there by chance; `--data.path` says where yours is.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from jaxgpt.boxes.attention import GQA
+from jaxgpt.boxes.ffn import MLP
+from jaxgpt.boxes.init import Normal
+from jaxgpt.boxes.norm import RMSNorm
+from jaxgpt.boxes.position import RoPE
+from jaxgpt.config import RunConfig
+from jaxgpt.data.config import DataConfig
+from jaxgpt.model import ModelConfig
+from jaxgpt.presets import models
+from jaxgpt.train.config import OptimConfig, TrainConfig
+
+
+def tiny() -> RunConfig:
+    """A character model of the text inside Python: minutes on a laptop."""
+    small = shakespeare()
+    return dataclasses.replace(
+        small,
+        model=dataclasses.replace(small.model, n_layers=3),
+        data=DataConfig(),
+        train=TrainConfig(steps=1500, batch_size=24),
+    )
+
+
+def shakespeare() -> RunConfig:
+    """A character model of tinyshakespeare.txt, 0.8 million parameters."""
+    return RunConfig(
+        model=ModelConfig(
+            vocab_size=None,
+            context_length=64,
+            d_model=128,
+            n_layers=4,
+            position=RoPE(),
+            norm=RMSNorm(),
+            attention=GQA(n_heads=4, use_bias=False, qk_norm=RMSNorm()),
+            ffn=MLP(activation="relu_squared", use_bias=False),
+            final_norm=RMSNorm(),
+            init=Normal(residual="zero"),
+        ),
+        data=DataConfig(path="tinyshakespeare.txt"),
+        optim=OptimConfig(lr=4e-3),
+        train=TrainConfig(steps=2000, batch_size=24),
+    )
+
+
+def gpt2() -> RunConfig:
+    """GPT-2 small, 124 million parameters, on the file or folder `text`."""
+    return RunConfig(
+        model=dataclasses.replace(models.gpt2(), vocab_size=None),
+        data=DataConfig(path="text", tokenizer="bpe", vocab_size=50_257, val_fraction=0.01),
+        optim=OptimConfig(lr=6e-4, warmup_steps=2000, beta2=0.95),
+        train=TrainConfig(
+            steps=100_000,
+            batch_size=512,
+            accumulate=16,
+            dtype="bfloat16",
+            eval_every=1000,
+            save_every=1000,
+        ),
+    )
+
+
+def transformer_2017() -> RunConfig:
+    """The decoder of Attention Is All You Need, on the file or folder `text`.
+
+    Source: Vaswani et al. 2017, sections 5.1 and 5.3: 25,000 tokens a batch, 100,000 steps, Adam
+      without decay, 4,000 steps of warmup to 512^-0.5 * 4000^-0.5.
+    Differs from the paper: cosine decay instead of an inverse square root, clipped gradients, no
+      label smoothing.
+    """
+    base = gpt2()
+    return dataclasses.replace(
+        base,
+        model=dataclasses.replace(models.transformer_2017(), vocab_size=None),
+        data=dataclasses.replace(base.data, vocab_size=37_000),
+        optim=OptimConfig(lr=7e-4, warmup_steps=4000, weight_decay=0, beta2=0.98, eps=1e-9),
+        train=dataclasses.replace(base.train, batch_size=48, accumulate=1),
+    )
+
+
+def modern() -> RunConfig:
+    """The block of the 2020s, as in Llama, on the file or folder `text`."""
+    base = gpt2()
+    return dataclasses.replace(
+        base,
+        model=dataclasses.replace(models.modern(), vocab_size=None),
+        data=dataclasses.replace(base.data, vocab_size=32_000),
+        train=dataclasses.replace(base.train, batch_size=256, accumulate=16),
+    )
+
+
+RUNS: dict[str, Callable[[], RunConfig]] = {
+    "tiny": tiny,
+    "shakespeare": shakespeare,
+    "gpt2": gpt2,
+    "transformer-2017": transformer_2017,
+    "modern": modern,
+}
+"""Every recipe by name."""

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract suite: put a box into a tiny model and assert what `boxes/base.py` promises of it.
+
+    from jaxgpt.testing import check_box
+
+    def test_my_attention():
+        check_box(MyAttention(scale=0.5))
+        check_box(MyAttention(scale=0.5), position=RoPE())  # with other boxes around it
+
+All of our boxes pass it. A broken promise is an AssertionError that says which one and where. Left
+out: whether the box computes what its paper says; that takes a reference to compare with.
+"""
+
+import copy
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxgpt.boxes import base
+from jaxgpt.boxes.attention import GQA
+from jaxgpt.boxes.init import Normal
+from jaxgpt.masks import Visibility
+from jaxgpt.model import ModelConfig, forward, init_params
+from jaxgpt.shapes import Key, Params
+
+LENGTH = 12  # tokens of a row, in the checks
+PADDING = 2  # of them, in front of a padded row
+
+FIELDS = {  # kind of box -> the fields of ModelConfig that take it
+    base.AttentionBox: ("attention",),
+    base.BlockBox: ("block",),
+    base.EmbedBox: ("embed",),
+    base.FFNBox: ("ffn",),
+    base.HeadBox: ("head",),
+    base.InitBox: ("init",),
+    base.NormBox: ("norm", "final_norm"),
+    base.PositionBox: ("position",),
+}
+
+jit_init = jax.jit(init_params, static_argnames="cfg")
+jit_forward = jax.jit(
+    forward, static_argnames=("cfg", "capture", "dtype", "remat", "scan", "last_only")
+)
+
+
+def tiny(**boxes: Any) -> ModelConfig:
+    """A model small enough to compile in a moment, drawn so widely that attention is not uniform.
+
+    Args:
+      **boxes: Fields of ModelConfig to replace.
+    """
+    small: dict[str, Any] = dict(
+        vocab_size=31,
+        context_length=16,
+        d_model=16,
+        n_layers=2,
+        dropout=0.25,
+        attention=GQA(n_heads=4),
+        init=Normal(std=0.5, embedding_std=0.5),
+    )
+    return ModelConfig(**(small | boxes))
+
+
+def check_box(box: base.Box, **boxes: Any) -> None:
+    """Check every contract for a box of any kind.
+
+    Args:
+      box: The box; put into each field of `tiny` that takes its kind.
+      **boxes: Other fields of the model around it.
+
+    Raises:
+      AssertionError: A contract is broken.
+      TypeError: `box` is of no kind of `jaxgpt.boxes.base`.
+    """
+    fields = [f for kind, fs in FIELDS.items() if isinstance(box, kind) for f in fs]
+    if not fields:
+        raise TypeError(f"{type(box).__name__} subclasses none of {[k.__name__ for k in FIELDS]}")
+    check_value(box)
+    check_model(tiny(**(dict.fromkeys(fields, box) | boxes)))
+
+
+def check_model(cfg: ModelConfig) -> None:
+    """Check every contract for the boxes of a model; it has at least `LENGTH` tokens of context."""
+    check_value(cfg)
+    check_types(cfg)
+    params = jit_init(cfg, jax.random.key(0))
+    for check in (check_causality, check_rows, check_padding, check_packing, check_cache):
+        check(cfg, params)
+    check_gradients(cfg, params)
+
+
+def check_value(box: Any) -> None:
+    """A config is a value: frozen, hashable, equal to its copies."""
+    name, twin = type(box).__name__, copy.deepcopy(box)
+    assert dataclasses.is_dataclass(box), f"{name} is not a dataclass"
+    assert twin == box and dataclasses.replace(box) == box, f"{name} differs from its own copy"
+    assert hash(twin) == hash(box), f"{name} hashes differently from an equal copy"
+    try:
+        object.__getattribute__(type(box), "__setattr__")(twin, "changed", 1)
+    except dataclasses.FrozenInstanceError:
+        return
+    raise AssertionError(f"{name} is not frozen: write @dataclasses.dataclass(frozen=True)")
+
+
+def check_types(cfg: ModelConfig) -> None:
+    """Shape and dtype follow the input, parameters are float32; nothing is computed."""
+    layer, dims, B, T, D = cfg.layers[0], cfg.dims(cfg.layers[0]), 2, 3, cfg.d_model
+    visibility, pos_BT = Visibility.full(B, T), Visibility.full(B, T).q_pos_BT
+    params, key = jax.eval_shape(functools.partial(init_params, cfg), jax.random.key(0)), None
+    for dtype in (jnp.float32, jnp.bfloat16):
+        x_BTD, q_BTNH = jnp.zeros((B, T, D), dtype), jnp.zeros((B, T, 4, D // 4), dtype)
+        calls = {
+            "norm": (layer.norm.build(), (x_BTD,)),
+            "final_norm": (cfg.final_norm.build(), (x_BTD,)),
+            "position": (cfg.position.build(dims), (x_BTD, pos_BT)),
+            "attention": (layer.attention.build(dims), (x_BTD, visibility, None, key)),
+            "ffn": (layer.ffn.build(dims), (x_BTD, visibility.valid_BT, key)),
+            "block": (layer.block.build(dims, layer), (x_BTD, visibility, None, key)),
+        }
+        for name, (module, args) in calls.items():
+            y, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), *args)
+            _check_type(name, y[0] if isinstance(y, tuple) else y, (B, T, D), dtype)
+            for leaf in jax.tree.leaves(variables):
+                assert leaf.dtype == jnp.float32, f"{name} has a parameter in {leaf.dtype}"
+        rotated = jax.eval_shape(layer.position.rotate, q_BTNH, pos_BT)
+        _check_type("position.rotate", rotated, q_BTNH.shape, dtype)
+        run = functools.partial(forward, cfg, dtype=dtype)
+        logits = jax.eval_shape(run, params, jnp.zeros((B, T), jnp.int32)).logits_BTV
+        _check_type("logits", logits, (B, T, dims.padded_vocab_size), dtype)
+
+
+def _check_type(name: str, y: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    assert y.shape == shape, f"{name} returns {y.shape}, not {shape}"
+    assert y.dtype == dtype, f"{name} returns {y.dtype} for an input in {jnp.dtype(dtype)}"
+
+
+def check_causality(cfg: ModelConfig, params: Params) -> None:
+    """Logits before a changed token stay the same bit for bit; from it on they change."""
+    tokens_BT = _tokens(cfg)
+    before = _logits(cfg, params, tokens_BT)
+    for t in (1, LENGTH // 2, LENGTH - 1):
+        changed_BT = tokens_BT.copy()
+        changed_BT[:, t:] = (changed_BT[:, t:] + 1) % (cfg.vocab_size or 1)
+        after = _logits(cfg, params, changed_BT)
+        same_T = (before == after).all((0, 2))
+        assert same_T[:t].all(), f"position {np.argmin(same_T)} sees token {t}, its future"
+        assert not same_T[t:].any(), f"tokens from {t} on have no influence on their own logits"
+
+
+def check_rows(cfg: ModelConfig, params: Params) -> None:
+    """A row of the batch does not see the others; ids past the vocabulary get -inf."""
+    tokens_BT = _tokens(cfg)
+    before = _logits(cfg, params, tokens_BT)
+    tokens_BT[1] = tokens_BT[1, ::-1]
+    assert (_logits(cfg, params, tokens_BT)[0] == before[0]).all(), "row 0 of a batch sees row 1"
+    filler = jit_forward(cfg, params, tokens_BT).logits_BTV[..., cfg.vocab_size :]
+    assert (np.asarray(filler) == -np.inf).all(), "logits of ids past the vocabulary are not -inf"
+
+
+def check_padding(cfg: ModelConfig, params: Params) -> None:
+    """Padding on the left (position -1) changes nothing, and what stands there has no influence."""
+    tokens_BT, pos_BT = _tokens(cfg), np.tile(np.arange(LENGTH), (2, 1))
+    want = _logits(cfg, params, tokens_BT)
+    tokens_BT[0], pos_BT[0] = np.roll(tokens_BT[0], PADDING), np.roll(pos_BT[0], PADDING)
+    pos_BT[0, :PADDING] = -1
+    out = jit_forward(cfg, params, tokens_BT, pos_BT=pos_BT)
+    got = np.asarray(out.logits_BTV)[..., : cfg.vocab_size]
+    _assert_close(got[0, PADDING:], want[0, :-PADDING], 2e-5, "a row padded on the left")
+    _assert_close(got[1], want[1], 2e-5, "the row beside a padded one")
+    tokens_BT[0, :PADDING] = (tokens_BT[0, :PADDING] + 1) % (cfg.vocab_size or 1)
+    again = jit_forward(cfg, params, tokens_BT, pos_BT=pos_BT)
+    logits = np.asarray(again.logits_BTV)[..., : cfg.vocab_size]
+    assert (logits[0, PADDING:] == got[0, PADDING:]).all(), "tokens see what stands in padding"
+    for (path, a), b in zip(
+        jax.tree.leaves_with_path(out.aux), jax.tree.leaves(again.aux), strict=True
+    ):
+        assert (np.asarray(a) == np.asarray(b)).all(), f"padding counts in aux{path}"
+
+
+def check_packing(cfg: ModelConfig, params: Params) -> None:
+    """Documents packed into one row give what each gives alone."""
+    tokens_BT, cut = _tokens(cfg), LENGTH - 7
+    alone = _logits(cfg, params, tokens_BT)
+    packed_BT = np.concatenate([tokens_BT[:, :cut], tokens_BT[::-1, : LENGTH - cut]], 1)
+    pos_T = np.concatenate([np.arange(cut), np.arange(LENGTH - cut)])
+    pos_BT, segment_BT = np.tile(pos_T, (2, 1)), np.tile(np.arange(LENGTH) // cut > 0, (2, 1))
+    got = _logits(cfg, params, packed_BT, pos_BT=pos_BT, segment_BT=segment_BT.astype(np.int32))
+    _assert_close(got[:, :cut], alone[:, :cut], 2e-5, "the first document of a packed row")
+    _assert_close(got[:, cut:], alone[::-1, : LENGTH - cut], 2e-5, "the second document of a row")
+
+
+def check_cache(cfg: ModelConfig, params: Params) -> None:
+    """Decoding with caches equals the full forward; slots not yet written have no influence.
+
+    A model whose attention has no cache passes. Slots are the arrays of shape (batch, length, ...).
+    """
+    length = LENGTH + 3
+    try:
+        empty = cfg.init_caches(2, length)
+    except NotImplementedError:
+        return
+    tokens_BT, pos_BT = _tokens(cfg), np.tile(np.arange(LENGTH), (2, 1))
+    want = _logits(cfg, params, tokens_BT)
+    for chunks in ((1,), (3,), (2, 1)):
+        got = _decode(cfg, params, tokens_BT, pos_BT, chunks, empty)
+        _assert_close(got, want, 2e-5, f"decoding with caches, fed {chunks} tokens, then one each")
+
+    for rubbish in (np.nan, 1e4):
+
+        def fill(a: Array, rubbish: float = rubbish) -> Array:
+            slots = a.shape[:2] == (2, length) and jnp.issubdtype(a.dtype, jnp.floating)
+            return jnp.full_like(a, rubbish) if slots else a
+
+        again = _decode(cfg, params, tokens_BT, pos_BT, (2, 1), jax.tree.map(fill, empty))
+        assert (again == got).all(), f"{rubbish} in slots not yet written changes the logits"
+    tokens_BT[0], pos_BT[0] = np.roll(tokens_BT[0], PADDING), np.roll(pos_BT[0], PADDING)
+    pos_BT[0, :PADDING] = -1
+    got = _decode(cfg, params, tokens_BT, pos_BT, (3,), empty)
+    _assert_close(got[0, PADDING:], want[0, :-PADDING], 2e-5, "decoding a row padded on the left")
+    _assert_close(got[1], want[1], 2e-5, "decoding the row beside a padded one")
+
+
+def check_gradients(cfg: ModelConfig, params: Params) -> None:
+    """Gradients are finite, beside padding too; remat, scan and an unused dropout change nothing."""
+    tokens_BT, pos_BT = _tokens(cfg), np.tile(np.arange(LENGTH) - PADDING, (2, 1)).clip(-1)
+    args = (cfg, tokens_BT, pos_BT)
+    loss, grads = _jit_loss(params, *args, jax.random.key(1))
+    other, _ = _jit_loss(params, *args, jax.random.key(2))
+    assert not cfg.dropout or loss != other, "two dropout keys give one loss"
+    for path, grad in jax.tree.leaves_with_path(grads):
+        name = jax.tree_util.keystr(path)
+        assert np.isfinite(grad).all(), f"the gradient of {name} is not finite"
+    loss2, grads2 = _jit_loss(params, *args, jax.random.key(1), remat=True, scan=True)
+    _assert_close(loss2, loss, 1e-6, "the loss with remat and scan")
+    top = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(grads))
+    for (path, a), b in zip(jax.tree.leaves_with_path(grads2), jax.tree.leaves(grads), strict=True):
+        name = jax.tree_util.keystr(path)
+        _assert_close(a / top, b / top, 5e-6, f"the gradient of {name} with remat and scan")
+    without = _logits(dataclasses.replace(cfg, dropout=0.0), params, tokens_BT)
+    assert (_logits(cfg, params, tokens_BT) == without).all(), "dropout without a dropout_key"
+
+
+def _loss(
+    params: Params,
+    cfg: ModelConfig,
+    tokens_BT: Int[Array, "B T"],
+    pos_BT: Int[Array, "B T"],
+    key: Key,
+    remat: bool = False,
+    scan: bool = False,
+) -> Float[Array, ""]:
+    """Mean loss of the tokens that are not padding, and what the boxes add to it."""
+    call = dict(pos_BT=pos_BT, dropout_key=key, remat=remat, scan=scan)
+    out = forward(cfg, params, tokens_BT, **call)
+    logp_BTV = jax.nn.log_softmax(out.logits_BTV[:, :-1])
+    logp_BT = jnp.take_along_axis(logp_BTV, tokens_BT[:, 1:, None], -1)[..., 0]
+    extra = [v for aux in out.aux.values() for k, v in aux.items() if k.endswith("_loss")]
+    return -jnp.mean(logp_BT, where=pos_BT[:, :-1] >= 0) + sum(extra)
+
+
+_jit_loss = jax.jit(jax.value_and_grad(_loss), static_argnames=("cfg", "remat", "scan"))
+
+
+def _tokens(cfg: ModelConfig) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, cfg.vocab_size or 1, (2, LENGTH), dtype=np.int32)
+
+
+def _logits(cfg: ModelConfig, params: Params, tokens_BT: np.ndarray, **call: Any) -> np.ndarray:
+    return np.asarray(jit_forward(cfg, params, tokens_BT, **call).logits_BTV)[..., : cfg.vocab_size]
+
+
+def _decode(cfg, params, tokens_BT, pos_BT, chunks, caches) -> np.ndarray:
+    """Logits of a row fed in chunks and then token by token."""
+    ends = np.cumsum([*chunks, *[1] * (LENGTH - sum(chunks))])
+    logits = []
+    for start, end in zip([0, *ends], ends, strict=False):
+        args = (cfg, params, tokens_BT[:, start:end])
+        out = jit_forward(*args, pos_BT=pos_BT[:, start:end], caches=caches)
+        caches = out.caches
+        logits.append(np.asarray(out.logits_BTV)[..., : cfg.vocab_size])
+    return np.concatenate(logits, 1)
+
+
+def _assert_close(got: Any, want: Any, tolerance: float, what: str) -> None:
+    """Agreement within `tolerance` times the largest value, or 1."""
+    error = np.abs(np.asarray(got) - np.asarray(want)).max()
+    limit = tolerance * max(1.0, np.abs(np.asarray(want)).max())
+    assert error <= limit, f"{what}: off by {error:.3g}, more than {limit:.3g}"

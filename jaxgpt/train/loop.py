@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: the only place where steps, evaluation, checkpoints and signals meet.
+
+Given a locked run folder it goes on from the newest verified checkpoint, or begins; what it needs
+to know of the past is in that folder. Pictures, samples and weights to start from come as hooks.
+"""
+
+import dataclasses
+import datetime
+import functools
+import json
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgpt.data.batches import Batches
+from jaxgpt.data.config import DataConfig
+from jaxgpt.data.corpus import read_corpus
+from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from jaxgpt.data.tokens import TokenFile, prepare_tokens
+from jaxgpt.errors import ConfigError, DivergedError, Interrupted
+from jaxgpt.losses import Score
+from jaxgpt.model import ModelConfig
+from jaxgpt.shapes import Params
+from jaxgpt.train import sharding
+from jaxgpt.train.checkpoint import Checkpoints
+from jaxgpt.train.config import OptimConfig, TrainConfig
+from jaxgpt.train.devices import describe_devices
+from jaxgpt.train.evaluate import evaluate
+from jaxgpt.train.files import MetricsWriter, write_atomic
+from jaxgpt.train.optim import learning_rate, optimizer
+from jaxgpt.train.report import Reporter
+from jaxgpt.train.runfolder import RunFolder, Signals
+from jaxgpt.train.step import TrainState, eval_step, init_state, train_step
+
+# Called after each evaluation with the step, the parameters and the evaluation's metrics.
+Hook = Callable[[int, Params, dict[str, float]], None]
+
+GO_ON = "the same command goes on from there"
+
+
+def fit(
+    folder: RunFolder,
+    model: ModelConfig,
+    data: DataConfig,
+    optim: OptimConfig,
+    train: TrainConfig,
+    *,
+    hooks: Sequence[Hook] = (),
+) -> None:
+    """Train until `train.steps`, from wherever the run folder stands.
+
+    Run again after an interruption it reaches bitwise the same parameters as without one (on one
+    machine). A finished run is left untouched. With more steps than before it goes on; the schedule
+    keeps the horizon of the run's first start.
+
+    Args:
+      folder: The run's folder, locked by the caller.
+      model: `vocab_size` None takes the tokenizer's.
+      data: The text; must be what the run began with.
+      optim: The optimizer.
+      train: Length, batch, intervals.
+      hooks: Called after each evaluation.
+
+    Raises:
+      ConfigError: Data, tokenizer, batch or model do not fit together or not to the run.
+      DivergedError: Loss or gradient is not finite; the last good checkpoint stays.
+      CheckpointError: The run has checkpoints, and none is usable.
+      ResourceError: Storage or memory refused.
+      Interrupted: A signal came; the state was saved.
+    """
+    with Signals() as signals, Reporter(train.steps, train.batch_size * model.context_length) as out:
+        out.say(f"{folder.path.name}: {describe_devices()}")
+        sharding.check_rows(train.batch_size, train.accumulate, jax.device_count())
+        facts = json.loads(folder.facts_path.read_text()) if folder.facts_path.exists() else {}
+        tokens, tokenizer = open_data(folder, data, facts)
+        model = with_vocabulary(model, tokenizer)
+        out.say(
+            f"{tokens.path.name}: {len(tokens.train):,} training and {len(tokens.val):,} validation "
+            f"tokens, {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,}"
+        )
+        horizon = facts.setdefault("horizon", train.steps)
+        trainer = Trainer(model, optim, train, tokens, tokenizer, horizon)
+        with Checkpoints(
+            folder.checkpoints_path,
+            keep=train.keep,
+            on_saved=lambda step: out.say(f"saved step {step}"),
+            warn=lambda line: out.say(f"warning: {line}"),
+        ) as checkpoints:
+            state, start = trainer.begin(checkpoints)
+            if start >= train.steps:
+                out.say(
+                    f"{folder.path.name} is finished at step {start}; nothing is done. "
+                    f"Go on with --train.steps={2 * start}, or begin another --run"
+                )
+                return
+            folder.require_space(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state.params)) * 3)
+            note_session(folder, facts, start)
+            out.start(start, MetricsWriter(folder.metrics_path, resume_step=start))
+            if start:
+                out.say(f"going on from step {start}")
+            trainer.run(state, start, checkpoints, out, signals, hooks)
+        out.say(f"done: {folder.path}")
+
+
+def open_data(
+    folder: RunFolder, data: DataConfig, facts: dict[str, Any]
+) -> tuple[TokenFile, Tokenizer]:
+    """The run's tokens and tokenizer: made at its first start, checked against it afterwards.
+
+    Raises:
+      ConfigError: The text has changed since the run began.
+    """
+    corpus = read_corpus(data.path, encoding=data.encoding, errors=data.errors)
+    if facts.setdefault("source", corpus.fingerprint) != corpus.fingerprint:
+        raise ConfigError(
+            f"the text has changed since this run began: {facts['source'][:12]} -> "
+            f"{corpus.fingerprint[:12]}",
+            where=str(data.path or "built-in corpus"),
+            fix="restore the text, or begin another --run",
+        )
+    if folder.tokenizer_path.exists():
+        tokenizer = load_tokenizer(folder.tokenizer_path)
+    else:
+        tokenizer = train_tokenizer(data.tokenizer, corpus, data.vocab_size)
+        tokenizer.save(folder.tokenizer_path)
+    if facts.setdefault("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
+        raise ConfigError(
+            "the run's tokenizer is not the one it was trained with",
+            where=str(folder.tokenizer_path),
+            fix="restore the file, or begin another --run",
+        )
+    path = folder.tokens_path / "tokens.bin"
+    return prepare_tokens(corpus, tokenizer, path, val_fraction=data.val_fraction), tokenizer
+
+
+def with_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """The model with its vocabulary known.
+
+    Raises:
+      ConfigError: The tokenizer has more tokens than the model has rows.
+    """
+    if model.vocab_size is None:
+        return dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, model.vocab_size is "
+            f"{model.vocab_size}",
+            fix=f"--model.vocab_size={tokenizer.vocab_size}",
+        )
+    return model
+
+
+def note_session(folder: RunFolder, facts: dict[str, Any], start: int) -> None:
+    """Write run.json: what the run began with, and versions and devices of each start."""
+    from jaxgpt import __version__
+
+    facts.setdefault("sessions", []).append(
+        {
+            "from_step": start,
+            "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "jaxgpt": __version__,
+            "jax": jax.__version__,
+            "devices": [device.device_kind for device in jax.devices()],
+        }
+    )
+    write_atomic(folder.facts_path, json.dumps(facts, indent=2) + "\n")
+
+
+class Trainer:
+    """The compiled steps of one run, and the loop over them."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        optim: OptimConfig,
+        train: TrainConfig,
+        tokens: TokenFile,
+        tokenizer: Tokenizer,
+        horizon: int,
+    ):
+        self.model, self.train, self.tokens, self.tokenizer = model, train, tokens, tokenizer
+        self.rate = learning_rate(optim, horizon)
+        self.batches = Batches(tokens.train, model.context_length, train.batch_size, train.seed)
+        mesh, tx = sharding.make_mesh(), optimizer(optim, horizon)
+        self.rows = sharding.batch_sharding(mesh)
+        init = functools.partial(init_state, model, tx, train.seed)
+        self.abstract = sharding.state_shardings(mesh, jax.eval_shape(init))
+        whole = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+        self.init = jax.jit(init, out_shardings=whole)
+        self.step = jax.jit(
+            functools.partial(train_step, cfg=model, tx=tx, train=train),
+            in_shardings=(whole, self.rows),
+            out_shardings=(whole, None),
+            donate_argnums=0,
+        )
+        self.nats = jax.jit(functools.partial(eval_step, cfg=model, train=train))
+
+    def begin(self, checkpoints: Checkpoints) -> tuple[TrainState, int]:
+        """The newest verified state and its step, or a fresh one at step 0."""
+        abstract = self.abstract
+        restored = checkpoints.restore(abstract.params, abstract.replace(params=None))
+        if restored is None:
+            return self.init(), 0
+        return restored.rest.replace(params=restored.params), restored.step
+
+    def run(
+        self,
+        state: TrainState,
+        start: int,
+        checkpoints: Checkpoints,
+        out: Reporter,
+        signals: Signals,
+        hooks: Sequence[Hook],
+    ) -> None:
+        """Steps start..train.steps - 1, with evaluation and checkpoints at their intervals.
+
+        The metrics of a step are fetched after the next one was dispatched, so that the devices
+        never wait for the host; with them comes the check that all was finite.
+        """
+        train = self.train
+        waiting: list[tuple[int, dict[str, jax.Array]]] = []
+
+        def fetch() -> None:
+            while waiting:
+                self._report(*waiting.pop(), out)
+
+        for step in range(start + 1, train.steps + 1):
+            batch = sharding.put_batch(self.batches.batch(step - 1), self.rows)
+            state, metrics = self.step(state, batch)
+            fetch()
+            waiting.append((step, metrics))
+            last = step == train.steps
+            due = last or step % train.save_every == 0
+            if step == start + 1:  # compiled
+                fetch()
+                out.go()
+            if last or step % train.eval_every == 0 or due or signals.pending:
+                fetch()
+                out.halt()
+                score = None
+                if last or step % train.eval_every == 0:
+                    score = self._evaluate(step, state.params, out, signals, hooks)
+                if due or signals.pending:
+                    self._save(checkpoints, step, state, score)
+                if signals.pending and not last:
+                    checkpoints.wait()
+                    name = signal.Signals(signals.pending).name
+                    raise Interrupted(
+                        f"stopped by {name} after step {step}, which is saved",
+                        signum=signals.pending,
+                        fix=GO_ON,
+                    )
+                out.go()
+            checkpoints.poll()
+
+    def _report(self, step: int, metrics: dict[str, jax.Array], out: Reporter) -> None:
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        if not values.pop("finite"):
+            raise DivergedError(
+                f"loss or gradient is not finite at step {step}: loss {values['loss_nats']}, "
+                f"gradient norm {values['grad_norm']}",
+                fix="a lower --optim.lr or longer --optim.warmup_steps, in another --run",
+            )
+        values["lr"] = float(self.rate(step))
+        out.step(step, values, log=step % self.train.log_every == 0 or step == self.train.steps)
+
+    def _evaluate(
+        self, step: int, params: Params, out: Reporter, signals: Signals, hooks: Sequence[Hook]
+    ) -> Score | None:
+        if len(self.tokens.val) < 2:
+            return None
+        score = evaluate(
+            lambda batch: np.asarray(self.nats(params, sharding.put_batch(batch, self.rows))),
+            self.tokens.val,
+            self.tokenizer,
+            context_length=self.model.context_length,
+            batch_size=self.train.batch_size,
+            stop=lambda: signals.pending is not None,
+        )
+        if score is not None:
+            out.score(step, score)
+            for hook in hooks:
+                hook(step, params, score.metrics())
+        return score
+
+    def _save(
+        self, checkpoints: Checkpoints, step: int, state: TrainState, score: Score | None
+    ) -> None:
+        val_loss = None if score is None else score.nats_per_token
+        checkpoints.save(step, state.params, state.replace(params=None), val_loss=val_loss)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxgpt.boxes.ffn import ACTIVATIONS, MLP, GatedMLP
+from jaxgpt.errors import ConfigError
+from jaxgpt.testing import tiny
+
+FORMULAS = {
+    "gelu": reference.gelu,
+    "gelu_tanh": reference.gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu_squared": lambda x: np.maximum(x, 0) ** 2,
+    "silu": reference.silu,
+}
+X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 16)), jnp.float32)
+
+
+def run(box):
+    module = box.build(tiny().dims())
+    (y, aux), variables = module.init_with_output(jax.random.key(0), X, jnp.ones((2, 3), bool))
+    assert aux == {}
+    return y, jax.tree.map(lambda p: np.asarray(p, float), variables["params"])
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_equal_their_formulas(name):
+    x = jnp.linspace(-6, 6, 241)
+    want = FORMULAS[name](np.asarray(x, float))
+    np.testing.assert_allclose(ACTIVATIONS[name](x), want, atol=1e-5)
+
+
+def test_the_two_gelus_differ():
+    x = jnp.linspace(-6, 6, 241)
+    assert 1e-4 < np.abs(ACTIVATIONS["gelu"](x) - ACTIVATIONS["gelu_tanh"](x)).max() < 1e-3
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_mlp_equals_the_formula(activation, use_bias):
+    y, p = run(MLP(d_ff=24, activation=activation, use_bias=use_bias))
+    h = FORMULAS[activation](reference.dense(p["up"], np.asarray(X, float)))
+    np.testing.assert_allclose(y, reference.dense(p["down"], h), atol=1e-5)
+    assert ("bias" in p["up"]) == ("bias" in p["down"]) == use_bias
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_gated_mlp_equals_the_formula(activation, use_bias):
+    y, p = run(GatedMLP(d_ff=24, activation=activation, use_bias=use_bias))
+    x = np.asarray(X, float)
+    h = FORMULAS[activation](reference.dense(p["gate"], x)) * reference.dense(p["up"], x)
+    np.testing.assert_allclose(y, reference.dense(p["down"], h), atol=1e-5)
+    assert ("bias" in p["gate"]) == use_bias
+
+
+@pytest.mark.parametrize(("d_model", "d_ff"), [(16, 64), (96, 256), (768, 2048), (4096, 10944)])
+def test_the_default_widths(d_model, d_ff):
+    dims, x = tiny(d_model=d_model).dims(), jnp.zeros((1, 1, d_model))
+    for box, width in ((GatedMLP(), d_ff), (MLP(), 4 * d_model)):
+        init = box.build(dims).init
+        shapes = jax.eval_shape(init, jax.random.key(0), x, jnp.ones((1, 1), bool))["params"]
+        assert shapes["up"]["kernel"].shape == (d_model, width)
+        assert shapes["down"]["kernel"].shape == (width, d_model)
+
+
+@pytest.mark.parametrize("box", [MLP, GatedMLP])
+def test_a_width_must_be_positive(box):
+    with pytest.raises(ConfigError, match="d_ff=0 must be positive"):
+        box(d_ff=0)

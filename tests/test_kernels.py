@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxgpt.kernels import attend, dropout
+from jaxgpt.masks import Visibility
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def qkv(B=2, T=6, N=4, K=2, H=8):
+    q, k, v = draw(B, T, N, H), draw(B, T, K, H, seed=1), draw(B, T, K, H, seed=2)
+    return jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+
+
+run = jax.jit(functools.partial(attend, scale=8**-0.5))
+
+
+@pytest.mark.parametrize("K", [1, 2, 4])
+@pytest.mark.parametrize("window", [None, 3])
+def test_equals_the_formula(K, window):
+    q, k, v = qkv(K=K)
+    seen = np.tri(6, dtype=bool) & ~np.tri(6, k=-(window or 6), dtype=bool)
+    visibility = Visibility.full(2, 6).replace(window=window)
+    want = reference.attention(q, k, v, seen)
+    np.testing.assert_allclose(run(q, k, v, visibility), want, atol=1e-6)
+    np.testing.assert_allclose(run(q, k, v, visibility.replace(plain=False)), want, atol=1e-6)
+
+
+def test_a_bias_is_added_to_the_scores():
+    q, k, v = qkv()
+
+    def bias(q_pos, k_pos):
+        return -0.5 * jnp.abs(q_pos[:, None, :, None] - k_pos[:, None, None, :]).astype(jnp.float32)
+
+    y = attend(q, k, v, Visibility.full(2, 6), scale=8**-0.5, bias=bias)
+    distance = np.abs(np.subtract.outer(np.arange(6), np.arange(6)))
+    bias_BNTS = np.broadcast_to(-0.5 * distance, (2, 4, 6, 6))
+    np.testing.assert_allclose(y, reference.attention(q, k, v, bias_BNTS=bias_BNTS), atol=1e-6)
+
+
+def test_query_heads_share_key_heads_in_runs():  # N09: 0,0,1,1 and not 0,1,0,1
+    v = jnp.broadcast_to(jnp.array([1.0, 2.0])[None, None, :, None], (1, 3, 2, 8))
+    y = run(jnp.zeros((1, 3, 4, 8)), jnp.zeros((1, 3, 2, 8)), v, Visibility.full(1, 3))
+    assert y[0, :, :, 0].tolist() == [[1, 1, 2, 2]] * 3
+
+
+@pytest.mark.parametrize(
+    ("window", "want"),
+    [
+        (1, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (4, [0, 0.5, 1, 1.5, 2.5, 3.5, 4.5, 5.5]),
+        (8, [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5]),
+        (100, [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5]),
+    ],
+)
+def test_a_window_of_w_keys_has_w_keys(window, want):  # N07
+    zeros = jnp.zeros((1, 8, 1, 8))
+    v = jnp.broadcast_to(jnp.arange(8.0)[None, :, None, None], (1, 8, 1, 8))
+    y = run(zeros, zeros, v, Visibility.full(1, 8).replace(window=window))
+    np.testing.assert_allclose(y[0, :, 0, 0], want, atol=1e-6)
+
+
+def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients():
+    q, k, v = qkv()
+    visibility = Visibility.of(jnp.array([[-1, -1, 0, 1, 2, 3]] * 2))
+    assert not run(q, k, v, visibility)[:, :2].any()
+    loss = jax.grad(lambda *qkv: (run(*qkv, visibility) ** 2).sum(), argnums=(0, 1, 2))
+    for grad in loss(q, k, v):
+        assert np.isfinite(grad).all() and not grad[:, :2].any() and grad[:, 2:].any()
+
+
+@pytest.mark.parametrize("rubbish", [np.nan, np.inf, 1e4])
+def test_empty_slots_have_no_influence(rubbish):
+    q, k, v = qkv()
+    visibility = Visibility.of(jnp.array([[0, 1, 2, 3, -1, -1]] * 2))
+    want = run(q, k, v, visibility)
+    k, v = k.at[:, 4:].set(rubbish), v.at[:, 4:].set(rubbish)
+    assert np.array_equal(run(q, k, v, visibility), want)
+
+
+def test_scores_far_apart_stay_finite():
+    q, k, v = qkv()
+    y = run(1e4 * q, 1e4 * k, v, Visibility.full(2, 6))
+    assert np.isfinite(y).all()
+
+
+def test_attention_over_4096_equal_keys_sums_to_one_in_bfloat16():
+    one = jnp.ones((1, 4096, 1, 8), jnp.bfloat16)
+    last = Visibility(jnp.full((1, 1), 4095), jnp.arange(4096)[None])
+    y = run(jnp.zeros((1, 1, 1, 8), jnp.bfloat16), one, one, last)
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_allclose(y.astype(jnp.float32), 1, atol=1e-3)
+
+
+def test_dropout_keeps_half_and_doubles_it():  # T09
+    x = jnp.ones((200, 200))
+    y = dropout(x, 0.5, jax.random.key(0))
+    assert set(np.unique(y)) == {0.0, 2.0}
+    assert abs(float((y > 0).mean()) - 0.5) < 0.02
+    assert (y != dropout(x, 0.5, jax.random.key(1))).any()
+    assert dropout(x.astype(jnp.bfloat16), 0.3, jax.random.key(0)).dtype == jnp.bfloat16
+
+
+def test_dropout_without_a_key_or_a_rate_is_the_identity():
+    x = jnp.ones((3, 3))
+    assert dropout(x, 0.5, None) is x and dropout(x, 0.0, jax.random.key(0)) is x
+
+
+def test_dropout_falls_on_the_probabilities_behind_the_tap():
+    q, k, v = qkv()
+    seen = {}
+
+    def tap(name, x):
+        seen[name] = x
+        return x
+
+    call = functools.partial(attend, q, k, v, Visibility.full(2, 6), scale=1.0)
+    y = call(dropout_rate=0.5, dropout_key=jax.random.key(0), tap=tap)
+    np.testing.assert_allclose(seen["probs"].sum(-1), 1, atol=1e-5)
+    assert not np.allclose(y, call())

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import re
+import sys
+
+import pytest
+
+from jaxgpt.losses import Score
+from jaxgpt.train.files import MetricsWriter, read_metrics
+from jaxgpt.train.report import Reporter, clock
+
+
+def run(out, path):
+    with out:
+        out.start(0, MetricsWriter(path))
+        out.go()
+        for step in range(1, 5):
+            out.step(step, {"loss_nats": 2.0, "lr": 1e-3}, log=step % 2 == 0)
+        out.halt()
+        out.score(4, Score(nats=20.0, n_tokens=10, n_chars=10, n_bytes=12))
+
+
+def test_plain_lines_without_a_terminal(tmp_path, capsys):
+    """Row I3: one line an event, no carriage return, no escape sequence."""
+    run(Reporter(4, 2**31), tmp_path / "m.jsonl")
+    text = capsys.readouterr().out
+    assert not re.search(r"[\r\x1b]", text)
+    lines = text.splitlines()
+    assert len(lines) == 3 and lines[0].startswith("step 2/4  loss 2.0000  lr 1.00e-03")
+    assert "2.0000 nats/token" in lines[2] and "2.8854 bits/character" in lines[2]
+
+
+def test_metrics_are_exact_past_two_billion_tokens(tmp_path):
+    run(Reporter(4, 2**31), tmp_path / "m.jsonl")
+    records = read_metrics(tmp_path / "m.jsonl")
+    assert [r["tokens"] for r in records] == [2 * 2**31, 4 * 2**31, 4 * 2**31]
+    assert records[0]["tokens_per_s"] > 0
+    assert records[2]["val_bits_per_byte"] == pytest.approx(2.4045, abs=1e-3)
+
+
+class Gone(io.StringIO):
+    """A pipe whose reader has left."""
+
+    def __init__(self, tty):
+        super().__init__()
+        self._tty = tty
+
+    def isatty(self):
+        return self._tty
+
+    def write(self, text):
+        raise BrokenPipeError
+
+    def flush(self):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_a_reader_that_left_does_not_stop_the_run(tmp_path, monkeypatch, tty):
+    monkeypatch.setattr(sys, "stdout", Gone(tty))
+    run(Reporter(4, 8), tmp_path / "m.jsonl")
+    assert len(read_metrics(tmp_path / "m.jsonl")) == 3
+
+
+def test_durations():
+    assert [clock(s) for s in (4.4, 200.0, 3725.0)] == ["4s", "3m20s", "1h02m"]
