@@ -64,7 +64,9 @@ print("three fresh models", [round(float(x), 2) for x in losses])
 
 # Embeddings in place of ids, and the gradient with respect to them.
 x_BTD = params["embed"]["embedding"][ids_BT[:, :-1]]
-grad_BTD = jax.grad(lambda x: forward(cfg, params, embeddings_BTD=x).logits_BTV[..., 0].sum())(x_BTD)
+grad_BTD = jax.grad(lambda x: forward(cfg, params, embeddings_BTD=x).logits_BTV[..., 0].sum())(
+    x_BTD
+)
 print("input gradient", grad_BTD.shape)
 
 # Looking inside: any named site of any box.

@@ -30,6 +30,7 @@ from jaxgpt.configlib import (
     join,
     kind_of,
     merge,
+    short_name,
     to_data,
 )
 from jaxgpt.data.config import DataConfig
@@ -66,8 +67,23 @@ class RunConfig:
 
 
 def to_yaml(run: RunConfig) -> str:
-    """The configuration as YAML, every field, from which `from_yaml` makes an equal one."""
-    return yaml.safe_dump(to_data(run), sort_keys=False, allow_unicode=True)
+    """The configuration as YAML, every field, from which `from_yaml` makes an equal one.
+
+    Only a text such as "null" or "~", where None is allowed as well, comes back as None.
+    """
+    data = to_data(run, short_name)
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that look like numbers also to YAML 1.2, which `_load` follows: "1e3"."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = "'" if text[:1] in tuple("+-.0123456789") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def from_yaml(text: str, *, where: str = "config") -> RunConfig:
@@ -81,7 +97,7 @@ def from_yaml(text: str, *, where: str = "config") -> RunConfig:
       ConfigError: Not YAML, unknown names, wrong types, or values that do not fit together.
     """
     with _named(where):
-        return _build(merge(None, _load(text), RunConfig))
+        return _build(_merge_text(None, text))
 
 
 def resolve(
@@ -102,7 +118,7 @@ def resolve(
     Raises:
       ConfigError: Unknown names, wrong types, values that do not fit together, no such file.
     """
-    data = merge(None, to_data(base), RunConfig)
+    data = to_data(base)
     for file in files:
         try:
             text = file.read_text(encoding="utf-8")
@@ -110,19 +126,15 @@ def resolve(
             reason = getattr(error, "strerror", None) or "not UTF-8"
             raise ConfigError(f"cannot read {file}: {reason}", fix="--config=FILE") from None
         with _named(str(file)):
-            data = merge(data, _load(text), RunConfig)
-    scalars = []
+            data = _merge_text(data, text)
     # A box before its fields, whatever order they were given in.
     for name, text in sorted(_options(options), key=lambda option: option[0].count(".")):
         hint = hint_of(RunConfig, data, name, known)
-        if is_scalar(hint):
-            scalars.append(f"--{name}={text}")
-        else:
-            nested: Any = _load(text)
-            for part in reversed(name.split(".")):
-                nested = {part: nested}
-            data = merge(data, nested, RunConfig)
-    return _build(data, scalars)
+        value: Any = _typed(name, hint, text) if is_scalar(hint) else _load(text)
+        for part in reversed(name.split(".")):
+            value = {part: value}
+        data = merge(data, value, RunConfig)
+    return _build(data)
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
@@ -148,16 +160,14 @@ def _parser() -> jsonargparse.ArgumentParser:
     return jsonargparse.ArgumentParser(allow_abbrev=False, exit_on_error=False, add_help=False)
 
 
-def _build(data: dict, options: Sequence[str] = ()) -> RunConfig:
-    """Check types, and make the dataclasses of complete data and further scalar options."""
+def _build(data: dict) -> RunConfig:
+    """Check the types of complete data, and make the dataclasses."""
     _type_edits(data["model"])
     parser = _parser()
     for group, cls in hints_of(RunConfig).items():
         parser.add_argument(f"--{group}", type=cls)
     with _translated(data):
-        parser.set_defaults({join(group, k): v for group in data for k, v in data[group].items()})
-        made = parser.instantiate(parser.parse_args(options))
-        return RunConfig(**{group: getattr(made, group) for group in data})
+        return RunConfig(**vars(parser.instantiate(parser.parse_object(data))))
 
 
 def _type_edits(model: dict) -> None:
@@ -174,13 +184,16 @@ def _type_edits(model: dict) -> None:
             classes = [box_class(c, kinds[name], key) for c in seen.get(name, ())]
             hint = next((h[field] for h in map(hints_of, classes) if field in h), None)
             if hint is not None:  # else the model says which fields there are
-                edit["set"][path] = _typed(merge(None, value, hint, key), hint, key)
+                edit["set"][path] = _typed(key, hint, merge(None, value, hint, key))
 
 
-def _typed(value: Any, hint: Any, key: str) -> Any:
+def _typed(key: str, hint: Any, value: Any) -> Any:
+    """One value of the type `hint`, from a word of the command line or from plain data."""
     parser = _parser()
     parser.add_argument("--value", type=hint)
     with _translated({}, key, hint):
+        if isinstance(value, str):
+            return parser.parse_args([f"--value={value}"]).value
         return parser.instantiate(parser.parse_object({"value": value})).value
 
 
@@ -227,6 +240,11 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
                 raise ConfigError(f"{name} has no value", fix=f"{name}=VALUE")
             text = rest.pop(0)
         yield name[2:], text
+
+
+def _merge_text(data: dict | None, text: str) -> dict:
+    new = _load(text)
+    return merge(data, {} if new is None else new, RunConfig)  # None: an empty file
 
 
 def _load(text: str) -> Any:

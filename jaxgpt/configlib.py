@@ -15,7 +15,7 @@ import pkgutil
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jaxgpt.boxes
@@ -23,22 +23,22 @@ from jaxgpt.boxes.base import Box
 from jaxgpt.errors import ConfigError, JaxgptError
 
 
-def to_data(value: Any) -> Any:
+def to_data(value: Any, name: Callable[[type], str] | None = None) -> Any:
     """A configuration, or a part of it, as dicts, lists and scalars.
 
-    A box becomes `{class_path: NAME, init_args: {...}}`.
+    Args:
+      value: Dataclasses, boxes and what is in them.
+      name: How classes are named; None: by import path.
     """
-    if isinstance(value, type):
-        ours = value.__module__.startswith("jaxgpt.boxes.")
-        return value.__name__ if ours else f"{value.__module__}.{value.__qualname__}"
-    if dataclasses.is_dataclass(value):
-        data = {f.name: to_data(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        box = isinstance(value, Box)
-        return {"class_path": to_data(type(value)), "init_args": data} if box else data
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        data = {f.name: to_data(getattr(value, f.name), name) for f in dataclasses.fields(value)}
+        if isinstance(value, Box):
+            return {"class_path": (name or import_path)(type(value)), "init_args": data}
+        return data
     if isinstance(value, Mapping):
-        return {key: to_data(item) for key, item in value.items()}
+        return {key: to_data(item, name) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [to_data(item) for item in value]
+        return [to_data(item, name) for item in value]
     return value
 
 
@@ -202,8 +202,13 @@ def _import(module: str, attribute: str, what: str) -> Any:
 
 
 def import_path(cls: type) -> str:
-    """Where jsonargparse finds the class."""
+    """Where Python finds the class."""
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def short_name(cls: type) -> str:
+    """The class's name where it is one of our boxes, else its import path."""
+    return cls.__name__ if our_boxes().get(cls.__name__) is cls else import_path(cls)
 
 
 def kind_of(hint: Any) -> type[Box] | None:

@@ -23,9 +23,7 @@ class JaxgptError(Exception):
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None):
         self.what, self.where, self.fix = what, where, fix
-        super().__init__(
-            what + (f" ({where})" if where else "") + (f"; fix: {fix}" if fix else "")
-        )
+        super().__init__(what + (f" ({where})" if where else "") + (f"; fix: {fix}" if fix else ""))
 
 
 class ConfigError(JaxgptError, ValueError):

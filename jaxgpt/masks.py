@@ -54,7 +54,9 @@ class Visibility:
           ValueError: The queries have segments; caches hold one document a row.
         """
         if self.q_segment_BT is not None:
-            raise ValueError("segments cannot be used with a cache: a cache holds one document a row")
+            raise ValueError(
+                "segments cannot be used with a cache: a cache holds one document a row"
+            )
         return self.replace(k_pos_BS=k_pos_BS, plain=False)
 
     @property

@@ -42,6 +42,7 @@ from jaxgpt.errors import ConfigError
 from jaxgpt.kernels import dropout
 from jaxgpt.masks import Visibility
 from jaxgpt.shapes import Key, Params
+from jaxgpt.stack import Stack, fold, repeating_unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,7 @@ class ModelConfig:
     vocab_size: int | None = 50_257  # tokens; None: as many as the tokenizer has
     context_length: int = 1024  # longest sequence, in tokens
     d_model: int = 768  # width of the residual stream
-    n_layers: int = 12
+    n_layers: int = 12  # blocks
     dropout: float = 0.0  # rate behind the embedding, on attention probabilities, on each branch
     embed: EmbedBox = Embed()
     position: PositionBox = Learned()
@@ -239,88 +240,37 @@ class GPT(nn.Module):
             visibility = Visibility.of(pos_BT, segment_BT)
         x_BTD = cfg.position.build(dims, name="position")(x_BTD, visibility.q_pos_BT)
         # Layers fold their index into the key; the embedding's site comes after the last of them.
-        x_BTD = dropout(x_BTD, cfg.dropout, _fold(dropout_key, cfg.n_layers))
+        x_BTD = dropout(x_BTD, cfg.dropout, fold(dropout_key, cfg.n_layers))
         x_BTD, caches, aux = self._blocks(x_BTD, visibility, caches, dropout_key, remat, scan)
         x_BTD = cfg.final_norm.build(name="final_norm")(x_BTD[:, -1:] if last_only else x_BTD)
         logits_BTV = cfg.head.build(dims, embed, name="head")(x_BTD)
         return Output(logits_BTV, caches, aux, {})
 
-    def _blocks(self, x_BTD, visibility, caches, dropout_key, remat, scan):
+    def _blocks(
+        self,
+        x_BTD: Array,
+        visibility: Visibility,
+        caches: tuple | None,
+        dropout_key: Key | None,
+        remat: bool,
+        scan: bool,
+    ) -> tuple[Array, tuple | None, dict[str, dict[str, Array]]]:
         """The stack: unrolled and named, or called as functions of their parameters."""
         blocks = [self.cfg.build_block(i, f"block_{i}") for i in range(self.cfg.n_layers)]
         if (remat or scan) and not self.is_initializing():
             if caches is not None:
                 raise ValueError("remat and scan are for training; caches need neither")
             params = [self.variables["params"][block.name] for block in blocks]
-            return _functional(self.cfg, params, x_BTD, visibility, dropout_key, remat, scan)
+            unit = repeating_unit(self.cfg.layers) if scan else None
+            stack = Stack(self.cfg.build_block, params, visibility, dropout_key, remat)
+            x_BTD, aux = stack.run(x_BTD, unit)
+            return x_BTD, None, {f"block_{i}": aux[i] for i in range(len(blocks))}
         new_caches, aux = [], {}
         for i, block in enumerate(blocks):
             cache = None if caches is None else caches[i]
-            x_BTD, cache, aux[block.name] = block(x_BTD, visibility, cache, _fold(dropout_key, i))
+            x_BTD, cache, aux[block.name] = block(x_BTD, visibility, cache, fold(dropout_key, i))
             new_caches.append(cache)
         return x_BTD, None if caches is None else tuple(new_caches), aux
-
-
-def _functional(cfg, params, x_BTD, visibility, dropout_key, remat, scan):
-    """Blocks as functions: recomputed in the backward pass, and scanned where they repeat."""
-
-    def call(index, params_i, x_BTD, key):
-        block = cfg.build_block(index)
-        x_BTD, _, aux = block.apply({"params": params_i}, x_BTD, visibility, None, key)
-        return x_BTD, aux
-
-    def run(*args, in_scan=False):  # a scan keeps the recomputation apart by itself
-        f = jax.checkpoint(call, static_argnums=0, prevent_cse=not in_scan) if remat else call
-        return f(*args)
-
-    prefix, unit, repeats = repeating_unit(cfg.layers) if scan else (cfg.n_layers, 1, 0)
-    scanned = range(prefix, prefix + unit * repeats)
-    aux = {}
-    for i in range(prefix):
-        x_BTD, aux[f"block_{i}"] = run(i, params[i], x_BTD, _fold(dropout_key, i))
-    if repeats:
-
-        def body(x_BTD, repeat):
-            outs, (unit_params, first) = [], repeat
-            for j in range(unit):
-                key = _fold(dropout_key, first + j)
-                x_BTD, out = run(prefix + j, unit_params[j], x_BTD, key, in_scan=True)
-                outs.append(out)
-            return x_BTD, outs
-
-        stacked = [
-            jax.tree.map(lambda *p: jnp.stack(p), *params[prefix + j : scanned.stop : unit])
-            for j in range(unit)
-        ]
-        firsts = jnp.arange(prefix, scanned.stop, unit)
-        x_BTD, outs = jax.lax.scan(body, x_BTD, (stacked, firsts))
-        for i in scanned:
-            repeat, j = divmod(i - prefix, unit)
-            aux[f"block_{i}"] = jax.tree.map(lambda a, r=repeat: a[r], outs[j])
-    for i in range(scanned.stop if repeats else prefix, cfg.n_layers):
-        x_BTD, aux[f"block_{i}"] = run(i, params[i], x_BTD, _fold(dropout_key, i))
-    return x_BTD, None, aux
-
-
-def repeating_unit(layers: Sequence[Layer]) -> tuple[int, int, int]:
-    """(prefix, unit, repeats) that covers most layers: prefix, then `unit` layers `repeats` times.
-
-    Ties go to the shorter unit. (len(layers), 1, 0) where nothing repeats.
-    """
-    n, best = len(layers), (len(layers), 1, 0)
-    for unit in range(1, n // 2 + 1):
-        for prefix in range(n - 2 * unit + 1):
-            first = tuple(layers[prefix : prefix + unit])
-            repeats = 1
-            while tuple(layers[prefix + repeats * unit :][:unit]) == first:
-                repeats += 1
-            if repeats > 1 and repeats * unit > best[1] * best[2]:
-                best = (prefix, unit, repeats)
-    return best
-
-
-def _fold(key: Key | None, index: Any) -> Key | None:
-    return None if key is None else jax.random.fold_in(key, index)
 
 
 def forward(
@@ -356,8 +306,7 @@ def forward(
       ValueError: Sites are asked for together with remat or scan, or arguments that exclude each
         other.
 
-    Differs from nothing: capture and patch change no other value, and without them no site costs
-    anything.
+    Cost: capture and patch change no other value, and without them no site costs anything.
     """
     if not capture and not patch:
         return GPT(cfg).apply({"params": params}, tokens_BT, **call)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving and reading back; the faults of storage are in test_checkpoint_faults.py."""
+"""Saving and reading back; faults are in test_restore.py and test_storage.py."""
 
 import json
 import math

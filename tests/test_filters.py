@@ -108,6 +108,11 @@ def test_rows_are_filtered_each_for_itself():
         )
 
 
+def test_zeros_of_either_sign_are_equal():
+    logits_BV = jnp.asarray([[-0.0, -jnp.inf, 0.0, 0.0]])
+    assert kept(logits_BV, top_p=0.3) == kept(logits_BV, top_k=1) == {0}
+
+
 @pytest.mark.parametrize(("k", "count"), [(1, 1), (2, 2), (65, 65), (100, 65), (10**9, 65)])
 def test_top_k_keeps_exactly_k_real_tokens_even_of_equal_ones(k, count):
     logits_BV = jnp.where(jnp.arange(128) < 65, 0.0, -jnp.inf)[None]

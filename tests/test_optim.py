@@ -50,7 +50,13 @@ def test_only_matrices_decay():
 def test_adamw_by_hand():
     """Two updates of clip -> Adam -> decoupled decay, written out."""
     cfg = OptimConfig(
-        lr=0.1, schedule="constant", warmup_steps=0, weight_decay=0.5, clip=1.0, beta2=0.9, eps=1e-12
+        lr=0.1,
+        schedule="constant",
+        warmup_steps=0,
+        weight_decay=0.5,
+        clip=1.0,
+        beta2=0.9,
+        eps=1e-12,
     )
     params = {"kernel": jnp.array([[2.0]]), "scale": jnp.array([3.0])}
     grads = {"kernel": jnp.array([[3.0]]), "scale": jnp.array([4.0])}  # norm 5, clipped to 1
@@ -72,7 +78,14 @@ def test_moments_are_float32():
 
 @pytest.mark.parametrize(
     "knobs",
-    [{"lr": 0.0}, {"lr": -1.0}, {"lr": float("nan")}, {"beta1": 1.0}, {"clip": 0.0}, {"final_lr": -1.0}]
+    [
+        {"lr": 0.0},
+        {"lr": -1.0},
+        {"lr": float("nan")},
+        {"beta1": 1.0},
+        {"clip": 0.0},
+        {"final_lr": -1.0},
+    ]
     + [{"warmup_steps": -1}, {"decay_fraction": 0.0}, {"weight_decay": float("inf")}],
 )
 def test_bad_knobs(knobs):

@@ -259,5 +259,3 @@ def test_gradients_by_finite_differences():
             h = 1e-5
             up, down = (value(unravel(flat.at[i].add(s * h))) for s in (1, -1))
             assert (up - down) / (2 * h) == pytest.approx(float(grad[i]), rel=1e-5, abs=1e-8)
-
-

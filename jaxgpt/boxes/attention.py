@@ -27,7 +27,7 @@ class GQA(AttentionBox):
       https://arxiv.org/abs/2302.05442; window: Beltagy et al. 2020, https://arxiv.org/abs/2004.05150
     """
 
-    n_heads: int = 12
+    n_heads: int = 12  # query heads
     n_kv_heads: int | None = None  # None: one for each query head (MHA); 1: MQA
     head_dim: int | None = None  # None: d_model / n_heads
     use_bias: bool = True  # of the q, k and v projections

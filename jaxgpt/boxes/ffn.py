@@ -34,8 +34,8 @@ class MLP(FFNBox):
     """
 
     d_ff: int | None = None  # hidden width; None: 4 * d_model
-    activation: Activation = "gelu_tanh"
-    use_bias: bool = True
+    activation: Activation = "gelu_tanh"  # between the matrices
+    use_bias: bool = True  # on both matrices
 
     def __post_init__(self) -> None:
         check_positive(d_ff=self.d_ff)
@@ -71,8 +71,8 @@ class GatedMLP(FFNBox):
     """
 
     d_ff: int | None = None  # hidden width; None: 8/3 d_model rounded up to a multiple of 32
-    activation: Activation = "silu"
-    use_bias: bool = False
+    activation: Activation = "silu"  # of the gate
+    use_bias: bool = False  # on all three matrices
 
     def __post_init__(self) -> None:
         check_positive(d_ff=self.d_ff)

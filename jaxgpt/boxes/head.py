@@ -36,7 +36,7 @@ class _Tied(nn.Module):
 class Untied(HeadBox):
     """Logits are products with a matrix of its own."""
 
-    use_bias: bool = False
+    use_bias: bool = False  # added to the logits
 
     def build(self, dims: Dims, embed: nn.Module, name: str | None = None) -> nn.Module:
         """The module; parameter `out` [d_model, padded vocabulary]."""

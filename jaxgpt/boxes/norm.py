@@ -19,8 +19,8 @@ class LayerNorm(NormBox):
     Source: Ba et al. 2016, eq. 4, https://arxiv.org/abs/1607.06450
     """
 
-    eps: float = 1e-5
-    use_bias: bool = True
+    eps: float = 1e-5  # added to the variance
+    use_bias: bool = True  # whether there is a bias beside the scale
 
     def __post_init__(self) -> None:
         check_positive(eps=self.eps)
@@ -52,7 +52,7 @@ class RMSNorm(NormBox):
       multiplication is Llama's.
     """
 
-    eps: float = 1e-5
+    eps: float = 1e-5  # added to the mean square
 
     def __post_init__(self) -> None:
         check_positive(eps=self.eps)

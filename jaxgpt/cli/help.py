@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxgpt.boxes.base import Box
 from jaxgpt.config import RunConfig
-from jaxgpt.configlib import describe, hints_of, kind_of, our_boxes, to_data
+from jaxgpt.configlib import describe, hints_of, kind_of, our_boxes, short_name
 
 WIDTH = 100
 COMMON = (
@@ -86,11 +86,10 @@ def short_help(run: RunConfig, name: str, presets: Mapping[str, Any]) -> str:
         "  --print_config  print all values as YAML, for --config, and stop",
         "  --help-all      every name with its type, value and meaning",
     ]
-    shown, values = set(), dict(_rows(run))
+    values = dict(_rows(run))
     lines += ["", f"The values of {name} (null is None):"]
     for dotted in COMMON:
-        if dotted in values and dotted not in shown:
-            shown.add(dotted)
+        if dotted in values:  # a box of another class has other fields
             value, kind, doc = values[dotted]
             lines.append(_line(f"  --{dotted}={value}", _choices(kind) or doc, 34))
     return "\n".join(lines) + "\n"
@@ -133,7 +132,7 @@ def _rows(value: Any, key: str = "") -> Iterator[tuple[str, tuple[str, str, str]
     for name, hint in hints_of(type(value)).items():
         item, dotted = getattr(value, name), f"{key}.{name}" if key else name
         if isinstance(item, Box):
-            yield dotted, (to_data(type(item)), _kind(hint), docs[name] or summary(type(item)))
+            yield dotted, (short_name(type(item)), _kind(hint), docs[name] or summary(type(item)))
             yield from _rows(item, dotted)
         elif dataclasses.is_dataclass(item):
             yield from _rows(item, dotted)
@@ -158,7 +157,7 @@ def _kind(hint: Any) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, Box):
-        return to_data(type(value))
+        return short_name(type(value))
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return "[]" if value == () else str(value)

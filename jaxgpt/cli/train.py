@@ -12,7 +12,9 @@ from jaxgpt.cli.help import long_help, short_help
 from jaxgpt.config import FREE, RunConfig, differences, from_yaml, resolve, to_yaml
 from jaxgpt.errors import ConfigError
 from jaxgpt.presets import RUNS
+from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.files import write_atomic
+from jaxgpt.train.malloc import tune_malloc
 from jaxgpt.train.runfolder import RunFolder, open_run, run_path
 from jaxgpt.train.stepfolder import step_folders
 
@@ -45,6 +47,8 @@ def _train(argv: list[str]) -> None:
         emit(to_yaml(run))
         return
     folder = open_run(run_path(name))
+    if only_cpu(options.device):
+        tune_malloc()
     start_jax(options.device)
     with folder.lock():
         settle(folder, run)

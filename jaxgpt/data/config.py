@@ -14,7 +14,7 @@ class DataConfig:
     tokenizer: str = "char"  # char, byte, bpe (trained on the text), or a tokenizer.json
     vocab_size: int = 4096  # of a bpe tokenizer that is trained here
     val_fraction: float = 0.1  # the last part of the text, by characters, is for validation
-    encoding: str = "utf-8"
+    encoding: str = "utf-8"  # of the text's files
     errors: str = "strict"  # undecodable bytes: strict (an error), replace or ignore
 
     def __post_init__(self) -> None:

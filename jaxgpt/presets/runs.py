@@ -82,7 +82,7 @@ def transformer_2017() -> RunConfig:
         base,
         model=dataclasses.replace(models.transformer_2017(), vocab_size=None),
         data=dataclasses.replace(base.data, vocab_size=37_000),
-        optim=OptimConfig(lr=7e-4, warmup_steps=4000, weight_decay=0, beta2=0.98, eps=1e-9),
+        optim=OptimConfig(lr=7e-4, warmup_steps=4000, weight_decay=0.0, beta2=0.98, eps=1e-9),
         train=dataclasses.replace(base.train, batch_size=48, accumulate=1),
     )
 

@@ -87,7 +87,9 @@ def filtered_logits(
         # The best is moved to 0 first: divided by a tiny temperature, the others only go to -inf.
         limits = np.finfo(np.float32)
         temperature = float(np.clip(sampling.temperature, limits.tiny, limits.max))
-        x_BV = (x_BV - x_BV.max(-1, keepdims=True)) / temperature
+        top_B1 = x_BV.max(-1, keepdims=True)
+        # Zeros of either sign are equal, but to `top_k` they are not.
+        x_BV = jnp.where(x_BV == top_B1, 0.0, (x_BV - top_B1) / temperature)
         x_BV = _best(jnp.where(padding_BV, -jnp.inf, x_BV), sampling.top_k, sampling.top_p)
         if sampling.min_p:
             x_BV = jnp.where(x_BV >= math.log(sampling.min_p), x_BV, -jnp.inf)

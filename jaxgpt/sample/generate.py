@@ -120,7 +120,7 @@ def stream(
     _check_noise(seed, samples, len(prompts))
     check_positive(chunk=chunk)
     dtype = None if dtype is None else jnp.dtype(dtype)
-    key = jax.random.key(seed) if isinstance(seed, int) else seed
+    key = seed if isinstance(seed, jax.Array) else jax.random.key(seed)
     stops_V = np.zeros(cfg.dims().padded_vocab_size, bool)
     stops_V[list(stop_ids)] = True
     steps = functools.partial(
@@ -225,7 +225,7 @@ def _check(cfg, prompts, max_new_tokens, stop_ids, past_context) -> None:
 def _check_noise(seed, samples, batch) -> None:
     if len(samples) != batch:
         raise ConfigError(f"{len(samples)} samples for {batch} prompts", fix="a number for each")
-    seeds = [("seed", seed)] if isinstance(seed, int) else []
+    seeds = [] if isinstance(seed, jax.Array) else [("seed", seed)]
     for name, number in [*seeds, *(("samples", sample) for sample in samples)]:
         if not 0 <= number < 2**32:  # a key takes 32 bits; the rest would be dropped in silence
             raise ConfigError(f"{name}: {number} must be in [0, 2**32)")

@@ -70,7 +70,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     ):
         if keep < 1:
             raise ConfigError(f"keep={keep} is less than 1", fix="--train.keep=1")
-        self.directory = Path(directory).resolve()
+        self.directory = Path(os.path.realpath(directory))
         self.keep, self.read_only, self.on_saved, self.warn = keep, read_only, on_saved, warn
         self._pending: tuple[int, int] | None = None  # step and bytes of the save under way
         if read_only and not self.directory.is_dir():

@@ -20,12 +20,12 @@ class OptimConfig:
     lr: float = 1e-3  # peak rate
     final_lr: float | None = None  # rate at the horizon; None: lr / 10
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # wsd: warmup, stable, decay
-    warmup_steps: int = 100  # linear from lr / warmup_steps at step 0 to lr
+    warmup_steps: int = 100  # updates of linear rise to lr; the first has lr / warmup_steps
     decay_fraction: float = 0.2  # wsd: share of the horizon in the final linear decay
     weight_decay: float = 0.1  # on kernels and embeddings, by parameter path
-    beta1: float = 0.9
-    beta2: float = 0.99
-    eps: float = 1e-8
+    beta1: float = 0.9  # memory of the gradient's mean
+    beta2: float = 0.99  # memory of its square
+    eps: float = 1e-8  # added to the root of the square
     clip: float | None = 1.0  # largest global gradient norm; None: no clipping
 
     def __post_init__(self) -> None:

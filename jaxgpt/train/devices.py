@@ -4,6 +4,7 @@
 Nothing here happens on import: the first call that asks for devices starts the back end.
 """
 
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import Any, Literal
@@ -84,3 +85,15 @@ def unused_gpu_warning() -> str | None:
     if not (DRIVER.exists() or shutil.which("nvidia-smi")):
         return None
     return f"an NVIDIA GPU seems to be present, but this jax computes on the CPU; {INSTALL}"
+
+
+def only_cpu(device: str | None) -> bool:
+    """Whether JAX can take nothing but the CPU, told without starting it.
+
+    Args:
+      device: What was asked for; None for JAX's own choice.
+    """
+    if device is not None:
+        return device == "cpu"
+    plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm_plugin", "libtpu")
+    return not any(importlib.util.find_spec(name) for name in plugins)

@@ -36,9 +36,7 @@ def evaluate(
       The score, or None if it was stopped.
     """
     n_bytes = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)])
-    n_chars = np.array(
-        [_characters(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)]
-    )
+    n_chars = np.array([_characters(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)])
     nats, counted, chars, bytes_ = 0.0, 0, 0, 0
     for batch in eval_batches(tokens, context_length, batch_size):
         if stop():

@@ -28,7 +28,7 @@ def free_space(path: Path) -> tuple[int, float]:
     return stat.f_bavail * stat.f_frsize, float(stat.f_favail) if stat.f_files else math.inf
 
 
-def size(n_bytes: float) -> str:
+def size(n_bytes: int) -> str:
     """A number of bytes for people, as `1.49 GB`.
 
     Args:

@@ -72,7 +72,10 @@ def fit(
       ResourceError: Storage or memory refused.
       Interrupted: A signal came; the state was saved.
     """
-    with Signals() as signals, Reporter(train.steps, train.batch_size * model.context_length) as out:
+    with (
+        Signals() as signals,
+        Reporter(train.steps, train.batch_size * model.context_length) as out,
+    ):
         out.say(f"{folder.path.name}: {describe_devices()}")
         sharding.check_rows(train.batch_size, train.accumulate, jax.device_count())
         facts = json.loads(folder.facts_path.read_text()) if folder.facts_path.exists() else {}

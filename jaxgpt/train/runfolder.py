@@ -40,7 +40,7 @@ class RunFolder:
     path: Path
 
     def __post_init__(self):
-        object.__setattr__(self, "path", Path(self.path).resolve())
+        object.__setattr__(self, "path", Path(os.path.realpath(self.path)))
 
     @property
     def config_path(self) -> Path:
@@ -132,13 +132,13 @@ def run_path(name: str, root: str | Path = "runs") -> Path:
       ConfigError: Neither a usable name nor a path.
     """
     if "/" in name and "\0" not in name:
-        return Path(name).expanduser().resolve()
+        return Path(os.path.realpath(Path(name).expanduser()))
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"--run {name!r} is no run name",
             fix="use letters, digits, '.', '-' and '_', or a path with a slash in it",
         )
-    return (Path(root) / name).resolve()
+    return Path(os.path.realpath(Path(root) / name))
 
 
 def open_run(path: str | Path) -> RunFolder:

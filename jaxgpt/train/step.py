@@ -39,9 +39,7 @@ def init_state(cfg: ModelConfig, tx: optax.GradientTransformation, seed: int) ->
     """A fresh state; jit it with out_shardings to create it where it belongs."""
     key = jax.random.key(seed)
     params = init_params(cfg, jax.random.fold_in(key, 0))
-    return TrainState(
-        jnp.zeros((), jnp.int32), params, tx.init(params), jax.random.fold_in(key, 1)
-    )
+    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jax.random.fold_in(key, 1))
 
 
 def loss_sum(

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stack of blocks for training: recomputed in the backward pass, scanned where it repeats.
+
+Blocks are called as functions of their own parameters, which stay one set per layer: a scan stacks
+them inside the compiled step, so that checkpoints and parameter paths do not know of it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxgpt.masks import Visibility
+from jaxgpt.shapes import Key, Params
+
+Aux = dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Blocks of a model with all that they share.
+
+    Attributes:
+      build: Index of a layer -> its block.
+      params: Parameters of each layer.
+      visibility: Who sees whom.
+      dropout_key: The model's; layer i gets fold(key, i), scanned or not.
+      remat: Keep only each block's input, and compute the rest again in the backward pass.
+    """
+
+    build: Callable[[int], nn.Module]
+    params: Sequence[Params]
+    visibility: Visibility
+    dropout_key: Key | None
+    remat: bool
+
+    def run(self, x_BTD: Array, unit: tuple[int, int, int] | None) -> tuple[Array, list[Aux]]:
+        """All layers in order; `unit` as from `repeating_unit`, None without a scan."""
+        prefix, width, repeats = unit or (len(self.params), 1, 0)
+        aux: list[Aux] = []
+        for i in range(prefix):
+            x_BTD, out = self._call(i, self.params[i], x_BTD, i)
+            aux.append(out)
+        if repeats:
+            x_BTD, outs = self._scan(x_BTD, prefix, width, repeats)
+            aux += [jax.tree.map(lambda a, r=r: a[r], out) for r in range(repeats) for out in outs]
+        for i in range(prefix + width * repeats, len(self.params)):
+            x_BTD, out = self._call(i, self.params[i], x_BTD, i)
+            aux.append(out)
+        return x_BTD, aux
+
+    def _scan(self, x_BTD: Array, prefix: int, width: int, repeats: int) -> tuple[Array, list[Aux]]:
+        """The repeating layers; each entry of aux has a leading axis of repeats."""
+
+        def body(x_BTD: Array, repeat: tuple[list[Params], Array]) -> tuple[Array, list[Aux]]:
+            params, first = repeat
+            outs = []
+            for j in range(width):
+                x_BTD, out = self._call(prefix + j, params[j], x_BTD, first + j)
+                outs.append(out)
+            return x_BTD, outs
+
+        stop = prefix + width * repeats
+        stacked = [
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *self.params[prefix + j : stop : width])
+            for j in range(width)
+        ]
+        return jax.lax.scan(body, x_BTD, (stacked, jnp.arange(prefix, stop, width)))
+
+    def _call(
+        self, like: int, params: Params, x_BTD: Array, index: int | Array
+    ) -> tuple[Array, Aux]:
+        """The block of layer `like`, with the parameters and dropout of layer `index`."""
+
+        def call(params: Params, x_BTD: Array, key: Key | None) -> tuple[Array, Aux]:
+            block = self.build(like)
+            x_BTD, _, aux = block.apply({"params": params}, x_BTD, self.visibility, None, key)  # type: ignore[misc]
+            return x_BTD, aux
+
+        if self.remat:
+            call = jax.checkpoint(call)
+        return call(params, x_BTD, fold(self.dropout_key, index))
+
+
+def repeating_unit(layers: Sequence[Any]) -> tuple[int, int, int] | None:
+    """(prefix, width, repeats) that covers most: behind a prefix, `width` layers `repeats` times.
+
+    Ties go to the shorter unit. None where nothing repeats.
+    """
+    n, best = len(layers), None
+    for width in range(1, n // 2 + 1):
+        for prefix in range(n - 2 * width + 1):
+            first = tuple(layers[prefix : prefix + width])
+            repeats = 1
+            while tuple(layers[prefix + repeats * width :][:width]) == first:
+                repeats += 1
+            if repeats > 1 and (best is None or repeats * width > best[1] * best[2]):
+                best = (prefix, width, repeats)
+    return best
+
+
+def fold(key: Key | None, index: int | Array) -> Key | None:
+    """The key of one part, or None without a key."""
+    return None if key is None else jax.random.fold_in(key, index)
