@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An interpolated character-trigram model: the baseline that a transformer must beat.
 
-p(c | a b) = w3 f(c | a b) + w2 f(c | b) + w1 f(c) + w0 / V, with relative frequencies f of the first
-nine tenths of the training ids and weights fitted by expectation maximisation on the last tenth of
-them (Jelinek & Mercer 1980); then f is counted on all training ids.
+p(c | a b) = w3 f(c | a b) + w2 f(c | b) + w1 f(c) + w0 / V, with relative frequencies f of the
+first nine tenths of the training ids and weights fitted by expectation maximisation on the last
+tenth of them (Jelinek & Mercer 1980); then f is counted on all training ids.
 """
 
 import numpy as np

@@ -39,7 +39,7 @@ def update(params, opt_state, ids_BT):
 
 
 opt_state = tx.init(params)
-for step in range(100):
+for _ in range(100):
     params, opt_state, value = update(params, opt_state, ids_BT)
 print(f"loss {value:.4f} nats")
 

@@ -50,7 +50,7 @@ class ResourceError(JaxgptError, OSError):
     exit_code = 5
 
 
-class Interrupted(JaxgptError):
+class Interrupted(JaxgptError):  # noqa: N818 - it is no fault
     """A signal asked the run to stop; what was done so far is saved.
 
     Args:

@@ -6,6 +6,8 @@ decoding share it. It is written once, in `Visibility.mask`; a kernel that can d
 (a fused one) decides on the static fields alone.
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int
@@ -57,7 +59,7 @@ class Visibility:
             raise ValueError(
                 "segments cannot be used with a cache: a cache holds one document a row"
             )
-        return self.replace(k_pos_BS=k_pos_BS, plain=False)
+        return dataclasses.replace(self, k_pos_BS=k_pos_BS, plain=False)
 
     @property
     def valid_BT(self) -> Bool[Array, "B T"]:
@@ -75,6 +77,6 @@ class Visibility:
             seen_bTS &= distance_bTS >= 0
             if self.window is not None:
                 seen_bTS &= distance_bTS < self.window
-        if self.q_segment_BT is not None:
+        if self.q_segment_BT is not None and self.k_segment_BS is not None:
             seen_bTS &= self.q_segment_BT[:, :, None] == self.k_segment_BS[:, None, :]
         return seen_bTS

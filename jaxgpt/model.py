@@ -8,7 +8,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -20,7 +20,6 @@ from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.base import (
     AttentionBox,
     BlockBox,
-    Box,
     Dims,
     EmbedBox,
     FFNBox,
@@ -96,7 +95,7 @@ class LayerEdit:
         for path, value in self.set.items():
             name, _, field = path.partition(".")
             box: Any = getattr(layer, name, None)
-            fields = [f.name for f in dataclasses.fields(box)] if isinstance(box, Box) else []
+            fields = [f.name for f in dataclasses.fields(box)] if name in boxes else []
             if field not in fields:
                 known = [f"{name}.{f}" for f in fields] or list(boxes)
                 raise ConfigError(f"layer edit sets {path!r}", fix=f"one of {known}")
@@ -256,11 +255,12 @@ class GPT(nn.Module):
         scan: bool,
     ) -> tuple[Array, tuple | None, dict[str, dict[str, Array]]]:
         """The stack: unrolled and named, or called as functions of their parameters."""
-        blocks = [self.cfg.build_block(i, f"block_{i}") for i in range(self.cfg.n_layers)]
+        names = [f"block_{i}" for i in range(self.cfg.n_layers)]
+        blocks = [self.cfg.build_block(i, name) for i, name in enumerate(names)]
         if (remat or scan) and not self.is_initializing():
             if caches is not None:
                 raise ValueError("remat and scan are for training; caches need neither")
-            params = [self.variables["params"][block.name] for block in blocks]
+            params = [self.variables["params"][name] for name in names]
             unit = repeating_unit(self.cfg.layers) if scan else None
             stack = Stack(self.cfg.build_block, params, visibility, dropout_key, remat)
             x_BTD, aux = stack.run(x_BTD, unit)
@@ -268,7 +268,7 @@ class GPT(nn.Module):
         new_caches, aux = [], {}
         for i, block in enumerate(blocks):
             cache = None if caches is None else caches[i]
-            x_BTD, cache, aux[block.name] = block(x_BTD, visibility, cache, fold(dropout_key, i))
+            x_BTD, cache, aux[names[i]] = block(x_BTD, visibility, cache, fold(dropout_key, i))
             new_caches.append(cache)
         return x_BTD, None if caches is None else tuple(new_caches), aux
 
@@ -309,11 +309,11 @@ def forward(
     Cost: capture and patch change no other value, and without them no site costs anything.
     """
     if not capture and not patch:
-        return GPT(cfg).apply({"params": params}, tokens_BT, **call)
+        return cast(Output, GPT(cfg).apply({"params": params}, tokens_BT, **call))
     if call.get("remat") or call.get("scan"):
         raise ValueError("capture and patch run unrolled: drop remat and scan")
     with tapping(capture, patch) as taps:
-        output = GPT(cfg).apply({"params": params}, tokens_BT, **call)
+        output = cast(Output, GPT(cfg).apply({"params": params}, tokens_BT, **call))
     unknown = set(taps.patch) - taps.patched
     if unknown:
         raise ValueError(f"no such site to patch: {sorted(unknown)}")

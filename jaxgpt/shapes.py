@@ -28,5 +28,5 @@ Key = jax.Array  # a typed PRNG key, jax.random.key(seed)
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """x in float32, or in float64 where it is that already: for sums that must not round."""
+    """Float32 of x, or float64 where it is that already: for sums that must not round."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boxes of the picture, one file each; `base` has their contracts."""

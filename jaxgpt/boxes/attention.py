@@ -117,7 +117,7 @@ class _GQA(nn.Module):
             q_BTNH,
             k_BSKH,
             v_BSKH,
-            visibility.replace(window=box.window),
+            dataclasses.replace(visibility, window=box.window),
             scale=position.score_scale() * H**-0.5,
             bias=position.bias,
             dropout_rate=dims.dropout,

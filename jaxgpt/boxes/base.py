@@ -12,7 +12,7 @@ Subclass one of the kinds below in any file of any package: nothing has to be re
 | AttentionBox| `(x_BTD, visibility, cache, dropout_key) -> (y_BTD, cache)`; owns its cache  |
 | FFNBox      | `(x_BTD, valid_BT, dropout_key) -> (y_BTD, aux)`                             |
 | BlockBox    | `(x_BTD, visibility, cache, dropout_key) -> (x_BTD, cache, aux)`             |
-| EmbedBox    | `(tokens_BT, dtype) -> x_BTD`, and `attend(x_BTD) -> logits_BTV` for a tied head |
+| EmbedBox    | `(tokens_BT, dtype) -> x_BTD`; `attend(x_BTD) -> logits_BTV` for a tied head   |
 | HeadBox     | `x_BTD -> logits_BTV`                                                        |
 | InitBox     | builds no module: initialisers for the parameters of the others              |
 
@@ -65,7 +65,7 @@ class Dims:
 
 
 class Box:
-    """Base of all boxes; their checks are in `__post_init__` (own knobs) and `check` (the model)."""
+    """Base of all boxes; checks are in `__post_init__` (own knobs) and `check` (the model)."""
 
     def check(self, dims: Dims) -> None:
         """Raise `jaxgpt.errors.ConfigError` if the box does not fit into this model."""

@@ -5,13 +5,17 @@ Norm scales are ones and norm biases zeros everywhere, so they are not asked for
 """
 
 import dataclasses
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal, cast
 
 import jax
+import jax.numpy as jnp
 from jax.nn import initializers
 from jax.nn.initializers import Initializer
+from jaxtyping import Array
 
 from jaxgpt.boxes.base import Dims, InitBox, check_positive
+from jaxgpt.shapes import Key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +66,11 @@ class TorchDefault(InitBox):
     def bias(self, fan_in: int) -> Initializer:
         """U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
         bound = fan_in**-0.5
-        return lambda key, shape, dtype=None: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+        def uniform(key: Key, shape: Sequence[int], dtype: Any = jnp.float32, **_: Any) -> Array:
+            return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+        return cast(Initializer, uniform)
 
     def embedding(self) -> Initializer:
         """N(0, 1)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions: learned or sinusoidal vectors added to the embedding, rotations of queries and keys."""
+"""Positions: learned or sinusoidal vectors on the embedding, rotations of queries and keys."""
 
 import dataclasses
 
@@ -132,7 +132,7 @@ class RoPE(PositionBox):
 
 
 def phases(pos_BT: Int[Array, "B T"], width: int, theta: float) -> Float[Array, "B T I"]:
-    """pos * theta^(-2i/width) for i < width/2, in radians.
+    """Angles pos * theta^(-2i/width) for i < width/2, in radians.
 
     In float32: bfloat16 cannot tell position 256 from 257.
     """

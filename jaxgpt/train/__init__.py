@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training run: step, loop, checkpoints and the run folder."""

@@ -82,8 +82,8 @@ def fit(
         tokens, tokenizer = open_data(folder, data, facts)
         model = with_vocabulary(model, tokenizer)
         out.say(
-            f"{tokens.path.name}: {len(tokens.train):,} training and {len(tokens.val):,} validation "
-            f"tokens, {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,}"
+            f"{tokens.path.name}: {len(tokens.train):,} training and {len(tokens.val):,} "
+            f"validation tokens, {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,}"
         )
         horizon = facts.setdefault("horizon", train.steps)
         trainer = Trainer(model, optim, train, tokens, tokenizer, horizon)
@@ -205,10 +205,10 @@ class Trainer:
     def begin(self, checkpoints: Checkpoints) -> tuple[TrainState, int]:
         """The newest verified state and its step, or a fresh one at step 0."""
         abstract = self.abstract
-        restored = checkpoints.restore(abstract.params, abstract.replace(params=None))
+        restored = checkpoints.restore(abstract.params, dataclasses.replace(abstract, params=None))
         if restored is None:
             return self.init(), 0
-        return restored.rest.replace(params=restored.params), restored.step
+        return dataclasses.replace(restored.rest, params=restored.params), restored.step
 
     def run(
         self,
@@ -261,14 +261,14 @@ class Trainer:
             checkpoints.poll()
 
     def _report(self, step: int, metrics: dict[str, jax.Array], out: Reporter) -> None:
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        values = {name: float(np.asarray(value)) for name, value in metrics.items()}
         if not values.pop("finite"):
             raise DivergedError(
                 f"loss or gradient is not finite at step {step}: loss {values['loss_nats']}, "
                 f"gradient norm {values['grad_norm']}",
                 fix="a lower --optim.lr or longer --optim.warmup_steps, in another --run",
             )
-        values["lr"] = float(self.rate(step))
+        values["lr"] = float(np.asarray(self.rate(step)))
         out.step(step, values, log=step % self.train.log_every == 0 or step == self.train.steps)
 
     def _evaluate(
@@ -294,4 +294,6 @@ class Trainer:
         self, checkpoints: Checkpoints, step: int, state: TrainState, score: Score | None
     ) -> None:
         val_loss = None if score is None else score.nats_per_token
-        checkpoints.save(step, state.params, state.replace(params=None), val_loss=val_loss)
+        checkpoints.save(
+            step, state.params, dataclasses.replace(state, params=None), val_loss=val_loss
+        )

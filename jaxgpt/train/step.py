@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One optimizer step and one evaluation batch, as pure functions."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -104,7 +105,8 @@ def train_step(
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(nats)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    new = state.replace(
+    new = dataclasses.replace(
+        state,
         step=state.step + 1,
         params=optax.apply_updates(state.params, updates),
         opt_state=opt_state,
