@@ -12,6 +12,7 @@ import functools
 import importlib
 import os
 import pkgutil
+import reprlib
 import sys
 import types
 import typing
@@ -57,7 +58,7 @@ def merge(old: Any, new: Any, hint: Any, key: str = "") -> Any:
     kind, cls, origin = kind_of(hint), hint, typing.get_origin(hint)
     if origin in (tuple, dict) and not isinstance(new, list if origin is tuple else dict):
         wanted = "a list" if origin is tuple else "names with values"
-        raise ConfigError(f"{key}={new!r} is not {wanted}")
+        raise ConfigError(f"{key}={reprlib.repr(new)} is not {wanted}")
     if origin is tuple:
         item = typing.get_args(hint)[0]
         return [merge(None, value, item, f"{key}[{i}]") for i, value in enumerate(new)]
@@ -67,7 +68,7 @@ def merge(old: Any, new: Any, hint: Any, key: str = "") -> Any:
         new = {"class_path": new}
     if not isinstance(new, dict):
         wanted = "the name of a class" if kind else "names with values"
-        raise ConfigError(f"{key or 'the config'}: {new!r} is not {wanted}")
+        raise ConfigError(f"{key or 'the config'}: {reprlib.repr(new)} is not {wanted}")
     if kind is None:
         return _merge_fields(_defaults(cls) if old is None else old, new, cls, key)
     if "class_path" in new:

@@ -6,6 +6,7 @@
 """
 
 import dataclasses
+import fnmatch
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -143,6 +144,9 @@ class ModelConfig:
         )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be in [0, 1)")
+        for edit in self.edits:
+            if edit.start >= self.n_layers:
+                raise ConfigError(f"a layer edit starts at {edit.start} of {self.n_layers} layers")
         for box in (self.embed, self.position, self.final_norm, self.head, self.init):
             box.check(self.dims())
         for index, layer in enumerate(self.layers):
@@ -303,8 +307,8 @@ def forward(
         last_only: Logits of the last position alone.
 
     Raises:
-      ValueError: Sites are asked for together with remat or scan, or arguments that exclude each
-        other.
+      ValueError: A site that is not there, sites together with remat or scan, or arguments that
+        exclude each other.
 
     Cost: capture and patch change no other value, and without them no site costs anything.
     """
@@ -315,8 +319,9 @@ def forward(
     with tapping(capture, patch) as taps:
         output = cast(Output, GPT(cfg).apply({"params": params}, tokens_BT, **call))
     unknown = set(taps.patch) - taps.patched
+    unknown |= {p for p in taps.capture if not fnmatch.filter(taps.captured, p)}
     if unknown:
-        raise ValueError(f"no such site to patch: {sorted(unknown)}")
+        raise ValueError(f"no such site: {sorted(unknown)}")
     return output._replace(captured=taps.captured)
 
 

@@ -69,8 +69,13 @@ def test_a_patch_is_broadcast_and_differentiable(params):
 
 
 def test_a_patch_of_no_site_is_an_error(params):
-    with pytest.raises(ValueError, match=r"no such site to patch: \['block_2/out'\]"):
+    with pytest.raises(ValueError, match=r"no such site: \['block_2/out'\]"):
         forward(CFG, params, TOKENS, patch={"block_2/out": 0.0, "block_1/out": 0.0})
+
+
+def test_a_capture_of_no_site_is_an_error(params):
+    with pytest.raises(ValueError, match=r"no such site: \['block_9/\*'\]"):
+        forward(CFG, params, TOKENS, capture=["block_*/out", "block_9/*"])
 
 
 @pytest.mark.parametrize("mode", ["remat", "scan"])

@@ -66,7 +66,8 @@ def test_padding_changes_no_logit(head):
 @pytest.mark.parametrize("head", HEADS, ids=repr)
 def test_a_fresh_model_is_as_good_as_chance_over_the_true_vocabulary(head):  # S10
     cfg, params = padded(head, init=Normal())
-    assert abs(mean_nats(params, cfg) - math.log(65)) < 0.02  # ln 128 is 0.68 more
+    loss = quick_jit(mean_nats, static_argnums=1)(params, cfg)
+    assert abs(loss - math.log(65)) < 0.02  # ln 128 is 0.68 more
 
 
 def test_draws_are_tokens():  # S10

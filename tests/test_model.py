@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
 import dataclasses
+import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -152,7 +151,7 @@ def masks():
         key = jax.random.fold_in(jax.random.key(0), step)
         call = dict(dropout_key=key, capture=tuple(SITES.values()))
         stream = list(jit_forward(cfg, params, TOKENS, **call).captured.values())
-        found += [stream[0], *(b - a for a, b in zip(stream, stream[1:], strict=False))]
+        found += [stream[0], *(b - a for a, b in itertools.pairwise(stream))]
     return np.stack(found)
 
 
@@ -184,14 +183,15 @@ def test_attention_masks_differ_between_layers(params):  # T09
     assert all(np.allclose(y, 1, atol=1e-5) for y in calm)
 
 
-@pytest.mark.parametrize("dropout_key", [None, jax.random.key(0)], ids=["still", "training"])
-def test_attention_maps_are_probabilities_of_the_past(params, dropout_key):  # T09
-    call = dict(capture=("block_*/attention/probs",), dropout_key=dropout_key)
+@pytest.mark.parametrize("training", [False, True])
+def test_attention_maps_are_probabilities_of_the_past(params, training):  # T09
+    key = jax.random.key(0) if training else None
+    call = dict(capture=("block_*/attention/probs",), dropout_key=key)
     maps = jit_forward(tiny(dropout=0.5), params, TOKENS, **call).captured
     assert len(maps) == 2
     for probs in maps.values():
         np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-5)
-        assert not np.triu(probs, 1).any() and (probs.max(-1)[..., -1] > 0.2).all()
+        assert not np.triu(probs, 1).any() and probs[..., -1, :].max() > 0.5  # not uniform
 
 
 # --- shapes and counts ----------------------------------------------------------------------------
@@ -296,49 +296,6 @@ def test_configs_are_values():
         twin.n_layers = 3
 
 
-# --- what a person can get wrong ------------------------------------------------------------------
-
-WRONG = {  # E2, E3: a call in Python, and what the error says
-    "ModelConfig(d_model=130, attention=GQA(n_heads=4))": "d_model=130 is not divisible by n_heads=4",
-    "ModelConfig(d_model=16, attention=GQA(n_heads=3))": "n_heads of [1, 2, 4, 8, 16]",
-    "GQA(n_heads=6, n_kv_heads=4)": "n_heads=6 is not divisible by n_kv_heads=4",
-    "ModelConfig(d_model=12, attention=GQA(n_heads=4), position=RoPE())": "head_dim=3 is 3 channels",
-    "ModelConfig(dropout=1.0)": "dropout=1.0 must be in [0, 1)",
-    "ModelConfig(dropout=-0.1)": "dropout=-0.1 must be in [0, 1)",
-    "ModelConfig(dropout=float('nan'))": "dropout=nan must be in [0, 1)",
-    "ModelConfig(vocab_size=0)": "vocab_size=0 must be positive",
-    "ModelConfig(context_length=-1)": "context_length=-1 must be positive",
-    "ModelConfig(d_model=0)": "d_model=0 must be positive",
-    "ModelConfig(n_layers=0)": "n_layers=0 must be positive",
-    "ModelConfig(vocab_multiple=0)": "vocab_multiple=0 must be positive",
-    "GQA(n_heads=0)": "n_heads=0 must be positive",
-    "LayerEdit(every=0)": "every=0 must be positive",
-}
-
-
-@pytest.mark.parametrize("call", WRONG)
-def test_wrong_sizes_are_refused(call):
-    with pytest.raises(ConfigError) as error:
-        eval(call)
-    assert WRONG[call] in str(error.value) and error.value.exit_code == 2
-    assert "\n" not in str(error.value)
-
-
-def test_wrong_sizes_are_refused_without_asserts_too():  # E7
-    code = f"""
-from jaxgpt.boxes.attention import GQA
-from jaxgpt.boxes.position import RoPE
-from jaxgpt.errors import ConfigError
-from jaxgpt.model import LayerEdit, ModelConfig
-assert False, "asserts are on"
-for call, message in {WRONG!r}.items():
-    try:
-        eval(call)
-    except ConfigError as error:
-        if message not in str(error):
-            raise SystemExit(f"{{call}}: {{error}}")
-    else:
-        raise SystemExit(f"{{call}} is accepted")
-"""
-    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_an_edit_that_reaches_no_layer_is_an_error():
+    with pytest.raises(ConfigError, match="a layer edit starts at 12 of 12 layers"):
+        ModelConfig(edits=(LayerEdit(start=12, set={"attention.window": 4}),))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import reference
 
+from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.position import Learned, NoPosition, RoPE, Sinusoidal, phases
 from jaxgpt.errors import ConfigError
 from jaxgpt.testing import tiny
@@ -35,7 +36,7 @@ def test_sinusoids_equal_the_formula(p):
 
 def test_sinusoids_need_an_even_width():
     with pytest.raises(ConfigError, match="d_model=15 is odd"):
-        tiny(d_model=15, position=Sinusoidal(), attention=tiny().attention.__class__(n_heads=3))
+        tiny(d_model=15, position=Sinusoidal(), attention=GQA(n_heads=3))
 
 
 def test_learned_positions_are_rows_of_a_table():
@@ -127,7 +128,7 @@ def test_rope_needs_an_even_width(head_dim, fraction, channels):  # E3
     with pytest.raises(ConfigError, match=f"head_dim={head_dim} is {channels} channels"):
         RoPE(fraction=fraction).check_head(head_dim)
     with pytest.raises(ConfigError, match="layer 0"):
-        attention = type(tiny().attention)(n_heads=4, head_dim=head_dim)
+        attention = GQA(n_heads=4, head_dim=head_dim)
         tiny(attention=attention, position=RoPE(fraction=fraction))
 
 

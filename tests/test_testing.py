@@ -260,7 +260,7 @@ def test_a_box_of_no_kind_is_refused():
     class Nothing(Box):
         pass
 
-    with pytest.raises(TypeError, match="Nothing subclasses none of"):
+    with pytest.raises(TypeError, match="Nothing subclasses no kind"):
         check_box(Nothing())
 
 

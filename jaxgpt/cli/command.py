@@ -9,9 +9,11 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -67,6 +69,27 @@ def run_command(function: Callable[[], None], *, less_memory: str = LESS_MEMORY)
         return _fail(f"out of memory: {first}; fix: {less_memory}", ResourceError.exit_code)
     finally:
         _settle_stdout()
+
+
+@contextlib.contextmanager
+def interrupt_ends() -> Iterator[None]:
+    """Ctrl-C ends the process in here, at once: raised while XLA compiles, it crashes it."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        with contextlib.suppress(OSError):
+            os.write(2, b"error: interrupted\n")
+        os._exit(128 + number)
+
+    usual = signal.default_int_handler
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not usual:
+        yield
+        return
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def emit(text: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.cli.command import Parser, emit, note, run_command, start_jax
+from jaxgpt.cli.command import Parser, emit, interrupt_ends, note, run_command, start_jax
 from jaxgpt.cli.train import stored_run
 from jaxgpt.errors import CheckpointError, ConfigError
 from jaxgpt.train.runfolder import RunFolder, newest_run, run_path
@@ -58,7 +58,8 @@ def sample_main(argv: Sequence[str] | None = None) -> int:
       The exit code; see `jaxgpt.errors`. Not 0 if a part of the output was lost.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    return run_command(lambda: _sample(words), less_memory=LESS_MEMORY)
+    with interrupt_ends():
+        return run_command(lambda: _sample(words), less_memory=LESS_MEMORY)
 
 
 def _sample(argv: list[str]) -> None:
@@ -67,7 +68,7 @@ def _sample(argv: list[str]) -> None:
         emit(HELP)
         return
     prompt = _prompt(options)
-    folder = RunFolder(run_path(options.run) if options.run else newest_run())
+    folder = RunFolder(newest_run() if options.run is None else run_path(options.run))
     run = stored_run(folder)
     if run is None:
         runs = sorted(path.parent.name for path in Path("runs").glob("*/config.yaml"))
@@ -78,7 +79,7 @@ def _sample(argv: list[str]) -> None:
     from jaxgpt.data.tokenizer import load_tokenizer
     from jaxgpt.sample.filters import Sampling
     from jaxgpt.sample.text import stream_text
-    from jaxgpt.train.loop import with_vocabulary
+    from jaxgpt.train.rundata import check_tokenizer, read_facts, with_vocabulary
 
     sampling = Sampling(
         temperature=0.0 if options.greedy else options.temperature,
@@ -88,6 +89,7 @@ def _sample(argv: list[str]) -> None:
         repetition_penalty=options.repetition_penalty,
     )
     tokenizer = load_tokenizer(folder.tokenizer_path)
+    check_tokenizer(folder, tokenizer, read_facts(folder))
     model = with_vocabulary(run.model, tokenizer)
     tokenizer.encode(prompt)  # before the checkpoint is read: it may be large
     pieces = stream_text(

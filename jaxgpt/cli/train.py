@@ -36,7 +36,8 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
 def _train(argv: list[str]) -> None:
     options, rest = _parser().parse_known_args(argv)
-    name = options.run or options.preset or ("run" if options.config else DEFAULT)
+    name = options.preset or ("run" if options.config else DEFAULT)
+    name = name if options.run is None else options.run
     if options.help or options.help_all:
         show = long_help if options.help_all else short_help
         preset = options.preset or DEFAULT

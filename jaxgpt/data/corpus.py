@@ -96,6 +96,8 @@ def read_corpus(
         raise ConfigError(str(error), fix="--data.encoding=utf-8 --data.errors=strict") from None
     if path is None:
         return Corpus.of([_language_reference()], name="python-reference", decoding=decoding)
+    if path == "":  # as of an unset shell variable; to Path it is the current folder
+        raise ConfigError("the path of the text is empty", fix="--data.path=FILE")
     path = Path(path)
     try:
         files = _files(path)

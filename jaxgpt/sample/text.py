@@ -11,7 +11,7 @@ from jaxgpt.data.base import Tokenizer
 from jaxgpt.data.tokenizer import StreamDecoder
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import ModelConfig
-from jaxgpt.sample.generate import stream
+from jaxgpt.sample.generate import Chunk, stream
 from jaxgpt.shapes import Params
 
 
@@ -51,13 +51,12 @@ def stream_text(
       **options: Further arguments of `jaxgpt.sample.generate.stream`.
 
     Raises:
-      ConfigError: The prompt cannot be encoded, or an option cannot be.
+      ConfigError: At the call: the prompt cannot be encoded, or an option cannot be.
     """
     if samples < 1:
         raise ConfigError(f"num_samples={samples} is too small", fix="--num-samples=1")
     given = [int(i) for i in tokenizer.encode(prompt)]
     rows = [_Row(tokenizer, given, stop) for _ in range(samples)]
-    ids: list[list[int]] = [[] for _ in rows]
     chunks = stream(
         cfg,
         params,
@@ -66,7 +65,12 @@ def stream_text(
         until=lambda row, new: rows[row].take(new),
         **options,
     )
-    ended = [False] * samples
+    return _pieces(rows, chunks)
+
+
+def _pieces(rows: Sequence["_Row"], chunks: Iterator[Chunk]) -> Iterator[Piece]:
+    ids: list[list[int]] = [[] for _ in rows]
+    ended = [False] * len(rows)
     for chunk in chunks:
         for sample, length in enumerate(chunk.lengths_B):
             ids[sample] += chunk.ids_BC[sample, :length].tolist()
@@ -74,7 +78,7 @@ def stream_text(
             if not ended[sample]:
                 ended[sample] = bool(chunk.finished_B[sample])
                 yield rows[sample].piece(sample, ended[sample])
-    for sample in range(samples):
+    for sample in range(len(rows)):
         if not ended[sample]:
             yield rows[sample].piece(sample, True)
 

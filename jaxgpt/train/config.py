@@ -63,6 +63,8 @@ class TrainConfig:
             value = getattr(self, field.name)
             if type(value) is int and value < (0 if field.name == "seed" else 1):
                 raise ConfigError(f"{field.name}={value} is too small")
+        if self.seed >= 2**32:  # a key takes 32 bits
+            raise ConfigError(f"seed={self.seed} must be below 2**32")
         if self.batch_size % self.accumulate:
             divisors = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
             raise ConfigError(

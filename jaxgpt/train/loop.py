@@ -6,22 +6,17 @@ to know of the past is in that folder. Pictures, samples and weights to start fr
 """
 
 import dataclasses
-import datetime
 import functools
-import json
-import signal
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from jaxgpt.data.batches import Batches
 from jaxgpt.data.config import DataConfig
-from jaxgpt.data.corpus import read_corpus
-from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from jaxgpt.data.tokens import TokenFile, prepare_tokens
-from jaxgpt.errors import ConfigError, DivergedError, Interrupted
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokens import TokenFile
+from jaxgpt.errors import DivergedError
 from jaxgpt.losses import Score
 from jaxgpt.model import ModelConfig
 from jaxgpt.shapes import Params
@@ -30,16 +25,15 @@ from jaxgpt.train.checkpoint import Checkpoints
 from jaxgpt.train.config import OptimConfig, TrainConfig
 from jaxgpt.train.devices import describe_devices
 from jaxgpt.train.evaluate import evaluate
-from jaxgpt.train.files import MetricsWriter, write_atomic
+from jaxgpt.train.files import MetricsWriter
 from jaxgpt.train.optim import learning_rate, optimizer
 from jaxgpt.train.report import Reporter
+from jaxgpt.train.rundata import note_session, open_data, read_facts, with_vocabulary
 from jaxgpt.train.runfolder import RunFolder, Signals
 from jaxgpt.train.step import TrainState, eval_step, init_state, train_step
 
 # Called after each evaluation with the step, the parameters and the evaluation's metrics.
 Hook = Callable[[int, Params, dict[str, float]], None]
-
-GO_ON = "the same command goes on from there"
 
 
 def fit(
@@ -70,7 +64,7 @@ def fit(
       DivergedError: Loss or gradient is not finite; the last good checkpoint stays.
       CheckpointError: The run has checkpoints, and none is usable.
       ResourceError: Storage or memory refused.
-      Interrupted: A signal came; the state was saved.
+      Interrupted: A signal came; the state was saved, unless there was none yet.
     """
     with (
         Signals() as signals,
@@ -78,8 +72,8 @@ def fit(
     ):
         out.say(f"{folder.path.name}: {describe_devices()}")
         sharding.check_rows(train.batch_size, train.accumulate, jax.device_count())
-        facts = json.loads(folder.facts_path.read_text()) if folder.facts_path.exists() else {}
-        tokens, tokenizer = open_data(folder, data, facts)
+        facts = read_facts(folder)
+        tokens, tokenizer = open_data(folder, data, facts, signals)
         model = with_vocabulary(model, tokenizer)
         out.say(
             f"{tokens.path.name}: {len(tokens.train):,} training and {len(tokens.val):,} "
@@ -107,70 +101,6 @@ def fit(
                 out.say(f"going on from step {start}")
             trainer.run(state, start, checkpoints, out, signals, hooks)
         out.say(f"done: {folder.path}")
-
-
-def open_data(
-    folder: RunFolder, data: DataConfig, facts: dict[str, Any]
-) -> tuple[TokenFile, Tokenizer]:
-    """The run's tokens and tokenizer: made at its first start, checked against it afterwards.
-
-    Raises:
-      ConfigError: The text has changed since the run began.
-    """
-    corpus = read_corpus(data.path, encoding=data.encoding, errors=data.errors)
-    if facts.setdefault("source", corpus.fingerprint) != corpus.fingerprint:
-        raise ConfigError(
-            f"the text has changed since this run began: {facts['source'][:12]} -> "
-            f"{corpus.fingerprint[:12]}",
-            where=str(data.path or "built-in corpus"),
-            fix="restore the text, or begin another --run",
-        )
-    if folder.tokenizer_path.exists():
-        tokenizer = load_tokenizer(folder.tokenizer_path)
-    else:
-        tokenizer = train_tokenizer(data.tokenizer, corpus, data.vocab_size)
-        tokenizer.save(folder.tokenizer_path)
-    if facts.setdefault("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
-        raise ConfigError(
-            "the run's tokenizer is not the one it was trained with",
-            where=str(folder.tokenizer_path),
-            fix="restore the file, or begin another --run",
-        )
-    path = folder.tokens_path / "tokens.bin"
-    return prepare_tokens(corpus, tokenizer, path, val_fraction=data.val_fraction), tokenizer
-
-
-def with_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """The model with its vocabulary known.
-
-    Raises:
-      ConfigError: The tokenizer has more tokens than the model has rows.
-    """
-    if model.vocab_size is None:
-        return dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
-    if tokenizer.vocab_size > model.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, model.vocab_size is "
-            f"{model.vocab_size}",
-            fix=f"--model.vocab_size={tokenizer.vocab_size}",
-        )
-    return model
-
-
-def note_session(folder: RunFolder, facts: dict[str, Any], start: int) -> None:
-    """Write run.json: what the run began with, and versions and devices of each start."""
-    from jaxgpt import __version__
-
-    facts.setdefault("sessions", []).append(
-        {
-            "from_step": start,
-            "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "jaxgpt": __version__,
-            "jax": jax.__version__,
-            "devices": [device.device_kind for device in jax.devices()],
-        }
-    )
-    write_atomic(folder.facts_path, json.dumps(facts, indent=2) + "\n")
 
 
 class Trainer:
@@ -251,12 +181,7 @@ class Trainer:
                     self._save(checkpoints, step, state, score)
                 if signals.pending and not last:
                     checkpoints.wait()
-                    name = signal.Signals(signals.pending).name
-                    raise Interrupted(
-                        f"stopped by {name} after step {step}, which is saved",
-                        signum=signals.pending,
-                        fix=GO_ON,
-                    )
+                    signals.check(f"after step {step}, which is saved")
                 out.go()
             checkpoints.poll()
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from jaxgpt.errors import CheckpointError, ConfigError, ResourceError
+from jaxgpt.errors import CheckpointError, ConfigError, Interrupted, ResourceError
 from jaxgpt.train.files import free_space, refused, size, write_synced
 from jaxgpt.train.stepfolder import COMMIT_FILE, is_committed, step_folders
 
@@ -222,6 +222,22 @@ class Signals:
             number, handler = self._previous.popitem()
             # None is a handler that was not installed by Python; it cannot be put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def check(self, when: str) -> None:
+        """Stop the run here if a signal has arrived.
+
+        Args:
+          when: How far it has come, as `after step 7, which is saved`.
+
+        Raises:
+          Interrupted: One has.
+        """
+        if self.pending is not None:
+            raise Interrupted(
+                f"stopped by {signal.Signals(self.pending).name} {when}",
+                signum=self.pending,
+                fix="the same command goes on from there",
+            )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.pending is None:

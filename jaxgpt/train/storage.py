@@ -21,6 +21,8 @@ from jaxgpt.errors import JaxgptError, ResourceError
 from jaxgpt.train.files import causes
 from jaxgpt.train.stepfolder import BadStepError
 
+USUAL_LOOP = asyncio.new_event_loop
+
 
 class Storage:
     """One writer at a time, any number of reads; `close` it."""
@@ -82,6 +84,7 @@ class Storage:
     def close(self) -> None:
         """Wait for the write under way and end the background threads."""
         self._orbax.close()
+        asyncio.new_event_loop = USUAL_LOOP
         logging.getLogger("absl").removeFilter(_is_news)
 
 
@@ -122,11 +125,11 @@ class _FinishingLoop(asyncio.SelectorEventLoop):
         super().close()
 
 
-def _new_event_loop(usual: Any = asyncio.new_event_loop) -> asyncio.AbstractEventLoop:
-    """`asyncio.new_event_loop` for everybody, but loops that finish for Orbax."""
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    """`asyncio.new_event_loop` while a Storage is open: loops that finish, for Orbax alone."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("orbax."):
             return _FinishingLoop()
         frame = frame.f_back
-    return usual()
+    return USUAL_LOOP()

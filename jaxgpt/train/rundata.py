@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run began with, and that it still has it: text, tokenizer, and the facts in run.json."""
+
+import dataclasses
+import datetime
+import functools
+import json
+from typing import Any
+
+import jax
+
+from jaxgpt.data.config import DataConfig
+from jaxgpt.data.corpus import read_corpus
+from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from jaxgpt.data.tokens import TokenFile, prepare_tokens
+from jaxgpt.errors import ConfigError
+from jaxgpt.model import ModelConfig
+from jaxgpt.train.files import write_atomic
+from jaxgpt.train.runfolder import RunFolder, Signals
+from jaxgpt.train.stepfolder import step_folders
+
+
+def read_facts(folder: RunFolder) -> dict[str, Any]:
+    """What run.json says of a started run; {} for a new one.
+
+    Raises:
+      ConfigError: The file is damaged.
+    """
+    try:
+        facts = json.loads(folder.facts_path.read_bytes())
+        if isinstance(facts, dict):
+            return facts
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        pass
+    fix = "restore the file, or begin another --run"
+    raise ConfigError("run.json is damaged", where=str(folder.facts_path), fix=fix)
+
+
+def open_data(
+    folder: RunFolder, data: DataConfig, facts: dict[str, Any], signals: Signals
+) -> tuple[TokenFile, Tokenizer]:
+    """The run's tokens and tokenizer: made at its first start, checked against it afterwards.
+
+    Raises:
+      ConfigError: The text or the tokenizer has changed since the run began.
+      Interrupted: A signal came.
+    """
+    stop = functools.partial(signals.check, "while the data was prepared")
+    corpus = read_corpus(data.path, encoding=data.encoding, errors=data.errors)
+    if facts.setdefault("source", corpus.fingerprint) != corpus.fingerprint:
+        raise ConfigError(
+            f"the text has changed since this run began: {facts['source'][:12]} -> "
+            f"{corpus.fingerprint[:12]}",
+            where=str(data.path or "built-in corpus"),
+            fix="restore the text, or begin another --run",
+        )
+    stop()
+    # A tokenizer from a start that failed may be that of another text.
+    begun = "tokenizer" in facts or step_folders(folder.checkpoints_path)
+    if begun and folder.tokenizer_path.exists():
+        tokenizer = load_tokenizer(folder.tokenizer_path)
+    else:
+        tokenizer = train_tokenizer(data.tokenizer, corpus, data.vocab_size)
+        tokenizer.save(folder.tokenizer_path)
+    check_tokenizer(folder, tokenizer, facts)
+    stop()
+    path = folder.tokens_path / "tokens.bin"
+    tokens = prepare_tokens(corpus, tokenizer, path, val_fraction=data.val_fraction)
+    stop()
+    return tokens, tokenizer
+
+
+def check_tokenizer(folder: RunFolder, tokenizer: Tokenizer, facts: dict[str, Any]) -> None:
+    """See that the tokenizer is the run's, and note it in the facts of a new run.
+
+    Raises:
+      ConfigError: It is another one.
+    """
+    known = facts.setdefault("tokenizer", tokenizer.fingerprint)
+    if known != tokenizer.fingerprint:
+        raise ConfigError(
+            f"the run's tokenizer is not the one it was trained with: {known[:12]} -> "
+            f"{tokenizer.fingerprint[:12]}, {tokenizer.vocab_size} tokens",
+            where=str(folder.tokenizer_path),
+            fix="restore the file, or begin another --run",
+        )
+
+
+def with_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """The model with its vocabulary known.
+
+    Raises:
+      ConfigError: The tokenizer has more tokens than the model has rows.
+    """
+    if model.vocab_size is None:
+        return dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, model.vocab_size is "
+            f"{model.vocab_size}",
+            fix=f"--model.vocab_size={tokenizer.vocab_size}",
+        )
+    return model
+
+
+def note_session(folder: RunFolder, facts: dict[str, Any], start: int) -> None:
+    """Write run.json: what the run began with, and versions and devices of each start."""
+    from jaxgpt import __version__
+
+    facts.setdefault("sessions", []).append(
+        {
+            "from_step": start,
+            "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "jaxgpt": __version__,
+            "jax": jax.__version__,
+            "devices": [device.device_kind for device in jax.devices()],
+        }
+    )
+    write_atomic(folder.facts_path, json.dumps(facts, indent=2) + "\n")
