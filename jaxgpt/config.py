@@ -36,10 +36,13 @@ from jaxgpt.configlib import (
 from jaxgpt.data.config import DataConfig
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import Layer, ModelConfig
+from jaxgpt.study.config import ShowConfig
 from jaxgpt.train.config import OptimConfig, TrainConfig
 
 FREE = frozenset(
     {"train.steps", "train.keep", "train.save_every", "train.eval_every", "train.log_every"}
+    | {"data.hub_timeout"}
+    | {f"show.{field.name}" for field in dataclasses.fields(ShowConfig)}
 )
 """Keys that may differ when a run goes on: they change nothing of the training so far."""
 
@@ -56,6 +59,7 @@ class RunConfig:
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
+    show: ShowConfig = ShowConfig()
 
     def __post_init__(self) -> None:
         warmup, steps = self.optim.warmup_steps, self.train.steps

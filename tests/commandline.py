@@ -22,6 +22,8 @@ MICRO = (
     "--optim.warmup_steps=2",
     "--train.save_every=2",
     "--train.eval_every=2",
+    "--show.sample_tokens=0",
+    "--show.pictures=false",
 )
 
 

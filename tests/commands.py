@@ -39,6 +39,8 @@ MICRO = (
     "--train.keep=9",
     "--optim.lr=0.01",
     "--optim.warmup_steps=2",
+    "--show.sample_tokens=0",
+    "--show.pictures=false",
 )
 LAST = 20
 LIMIT_S = 120

@@ -21,8 +21,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     calls = []
 
-    def fit(folder, model, data, optim, train):
+    def fit(folder, model, data, optim, train, *, hooks, listeners, endings):
         assert (folder.path / ".lock").read_text().startswith(f"pid {os.getpid()} ")
+        assert len(hooks) == 1 and len(endings) == 2 and not listeners
         calls.append((folder.path.name, model, data, optim, train))
 
     monkeypatch.setattr(loop, "fit", fit)
@@ -39,7 +40,7 @@ def test_preset_options_and_run_name(folder):
     assert cli.train_main(["--preset", "gpt2", "--model.n_layers=6"]) == 0
     assert cli.train_main(["--preset=tiny", "--run=mine", "--optim.lr", "1e-3"]) == 0
     assert [call[0] for call in folder] == ["tiny", "gpt2", "mine"]
-    assert folder[0][1:] == tuple(vars(RUNS["tiny"]()).values())
+    assert folder[0][1:] == tuple(vars(RUNS["tiny"]()).values())[:4]
     assert folder[1][1].n_layers == 6 and folder[2][3].lr == 1e-3
     assert from_yaml(Path("runs/gpt2/config.yaml").read_text()).model == folder[1][1]
 
@@ -83,7 +84,8 @@ def test_free_keys_may_change_and_the_first_start_stays_on_record(folder):
     saved("tiny")
     before = Path("runs/tiny/config.yaml").read_text()
     free = ["--train.steps=9999", "--train.keep=9", "--train.save_every=9", "--train.log_every=9"]
-    assert cli.train_main(["--preset=tiny", *free, "--train.eval_every=9"]) == 0
+    free += ["--train.eval_every=9", "--show.prompt=a", "--show.sample_tokens=9"]
+    assert cli.train_main(["--preset=tiny", *free]) == 0
     assert folder[1][4].steps == 9999
     assert Path("runs/tiny/config.yaml").read_text() == before
 

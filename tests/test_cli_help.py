@@ -54,7 +54,7 @@ assert not xla_bridge.backends_are_initialized()
 """
 
 
-@pytest.mark.parametrize("command", ["train", "sample", "params"])
+@pytest.mark.parametrize("command", ["train", "sample", "plot", "params"])
 def test_help_imports_and_starts_nothing_heavy(command):
     out = python("-c", QUICK, command)
     assert out.returncode == 0, out.stderr

@@ -17,6 +17,7 @@ from jaxgpt.config import FREE, RunConfig, differences, from_yaml, resolve, to_y
 from jaxgpt.data.config import DataConfig
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import LayerEdit, ModelConfig
+from jaxgpt.study.config import ShowConfig
 from jaxgpt.train.config import OptimConfig, TrainConfig
 
 BASE = RunConfig(
@@ -196,6 +197,8 @@ def test_differences_name_keys_and_values():
         "train.steps: 1000 -> 7",
     ]
     names = {f"train.{field.name}" for field in dataclasses.fields(TrainConfig)}
+    names |= {f"show.{field.name}" for field in dataclasses.fields(ShowConfig)}
+    names |= {"data.hub_timeout"}
     assert names > FREE and "train.batch_size" not in FREE and "train.seed" not in FREE
 
 
@@ -288,4 +291,4 @@ def test_yaml_is_plain():
     data = yaml.safe_load(to_yaml(BASE))
     assert data["model"]["attention"]["class_path"] == "GQA", "ours are named by class alone"
     assert data["model"]["attention"]["init_args"]["n_kv_heads"] == 2
-    assert list(data) == ["model", "data", "optim", "train"]
+    assert list(data) == ["model", "data", "optim", "train", "show"]

@@ -8,6 +8,7 @@ import random
 import signal
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxgpt.boxes.attention import GQA
@@ -43,10 +44,12 @@ def data(tmp_path_factory):
     return DataConfig(path=str(path))
 
 
-def train(path, data, *, model=MODEL, optim=OPTIM, hooks=(), **changes):
+def train(path, data, *, model=MODEL, optim=OPTIM, hooks=(), listeners=(), endings=(), **changes):
     folder = open_run(path)
     with folder.lock():
-        fit(folder, model, data, optim, dataclasses.replace(TRAIN, **changes), hooks=hooks)
+        train = dataclasses.replace(TRAIN, **changes)
+        shows = dict(hooks=hooks, listeners=listeners, endings=endings)
+        fit(folder, model, data, optim, train, **shows)
     return folder
 
 
@@ -173,3 +176,22 @@ def test_hooks_see_every_evaluation(tmp_path, data):
         "val_bits_per_char",
         "val_bits_per_byte",
     }
+
+
+def test_listeners_and_endings(tmp_path, data, capsys):
+    """Every record is handed on; endings come once, after the last checkpoint."""
+    heard, ended = [], []
+
+    def end(params):
+        ended.append(sorted(step_folders(tmp_path / "run" / "checkpoints")))
+        assert all(not leaf.is_deleted() for leaf in jax.tree.leaves(params))
+        return "the end"
+
+    shows = dict(listeners=[heard.append], endings=[end], hooks=[lambda step, *_: f"at {step}"])
+    folder = train(tmp_path / "run", data, **shows)
+    assert heard == read_metrics(folder.metrics_path) and len(heard) == 18
+    assert ended == [[5, 10, 15]]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.index("at 5") < lines.index("at 15") < lines.index("the end")
+    train(tmp_path / "run", data, **shows)
+    assert len(ended) == 1 and len(heard) == 18, "a finished run"

@@ -32,9 +32,10 @@ from commands import (
 )
 
 from jaxgpt import cli
-from jaxgpt.cli.sample import load_params
+from jaxgpt.cli import sample as sampling
 from jaxgpt.cli.train import stored_run
 from jaxgpt.data.tokenizer import load_tokenizer
+from jaxgpt.errors import CheckpointError
 from jaxgpt.train import evaluate, rundata
 from jaxgpt.train.files import read_metrics
 from jaxgpt.train.runfolder import RunFolder
@@ -70,7 +71,7 @@ def verify(folder, wanted):
     run = RunFolder(folder / "runs" / "micro")
     model = rundata.with_vocabulary(stored_run(run).model, load_tokenizer(run.tokenizer_path))
     for step in wanted:
-        load_params(run, model, str(step))
+        sampling.load_params(run, model, str(step))
 
 
 def unfinished(folder):
@@ -102,8 +103,7 @@ def test_killed_at_any_moment(finished, fresh, kills):
     with Command(*MICRO, cwd=fresh) as command:
         code, _, err = command.end()
     assert (code, err) == (0, "")
-    assert tree(checkpoints(fresh)).keys() and unfinished(fresh) == []
-    assert digest(fresh) == digest(finished)
+    assert digest(fresh) == digest(finished) and unfinished(fresh) == []
     logged = [r["step"] for r in read_metrics(fresh / "runs/micro/metrics.jsonl") if "lr" in r]
     assert logged == list(range(1, LAST + 1))
 
@@ -156,7 +156,7 @@ def test_a_second_interrupt_ends_at_once(finished, fresh):
         assert command.process.poll() is None
         command.kill(signal.SIGINT)
         assert command.process.wait(LIMIT_S) == 130
-        code, _, err = command.end()
+        _, _, err = command.end()
     assert err == "stopped by a second signal; unfinished work is lost\n"
     assert steps(fresh) in ([], [5]) and all(
         digest(fresh, s) == digest(finished, s) for s in steps(fresh)
@@ -164,7 +164,7 @@ def test_a_second_interrupt_ends_at_once(finished, fresh):
 
 
 def test_a_signal_while_the_data_is_prepared(finished, fresh, monkeypatch, capsys):
-    """Row A5: nothing is compiled any more, and the same command begins anew."""
+    """Row A5: nothing is compiled any more; the same command begins anew, and tidies up."""
     made = rundata.train_tokenizer
 
     def signalled(*args):
@@ -175,9 +175,13 @@ def test_a_signal_while_the_data_is_prepared(finished, fresh, monkeypatch, capsy
     assert train() == 143
     assert "stopped by SIGTERM while the data was prepared" in error_line(capsys)
     assert not checkpoints(fresh).exists()
+    tokens = fresh / "runs/micro/tokens"
+    tokens.mkdir()
+    (tokens / ".tokens.bin.0123abcd.tmp").touch()  # as after a kill
     monkeypatch.undo()
     monkeypatch.chdir(fresh)
     assert train() == 0 and digest(fresh) == digest(finished)
+    assert [p.name for p in tokens.iterdir()] == ["tokens.bin"]
 
 
 def test_a_signal_while_it_evaluates(finished, fresh, monkeypatch, capsys):
@@ -200,8 +204,8 @@ def test_a_signal_while_it_evaluates(finished, fresh, monkeypatch, capsys):
 
 
 @pytest.mark.skipif(signal.getsignal(signal.SIGINT) == signal.SIG_IGN, reason="SIGINT is ignored")
-def test_interrupted_sampling_does_not_crash(copy):
-    """As rows A3 and A4: Ctrl-C, also while XLA compiles."""
+def test_interrupted_sampling_does_not_crash(copy, monkeypatch):
+    """As rows A3 and A4: Ctrl-C while XLA compiles, with a handler that does not raise."""
     options = {"script": "sample.py", "cwd": copy, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     with Command("--prompt=abc", "--max-new-tokens=15", **options) as command:
         assert command.piece() == "abc"
@@ -209,6 +213,14 @@ def test_interrupted_sampling_does_not_crash(copy):
         command.kill(signal.SIGINT)
         code, _, err = command.end()
     assert (code, err) == (130, "error: interrupted\n")
+
+    def look(*_):  # for one that raises is survived every other time
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        raise CheckpointError("seen")
+
+    monkeypatch.setattr(sampling, "load_params", look)
+    assert cli.sample_main([]) == 4
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 # --- A8 to A20: storage ---------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: `jaxgpt train`, `jaxgpt sample` and `jaxgpt params`, as train.py and sample.py."""
+"""The commands: `jaxgpt train`, `sample`, `plot` and `params`; train.py and sample.py."""
 
 import difflib
 import sys
 from collections.abc import Sequence
 
 from jaxgpt.cli.command import emit, run_command
+from jaxgpt.cli.plot import plot_main
 from jaxgpt.cli.sample import sample_main
 from jaxgpt.cli.train import train_main
 from jaxgpt.config import RunConfig, resolve
@@ -13,11 +14,12 @@ from jaxgpt.errors import ConfigError
 from jaxgpt.flops import count_params
 from jaxgpt.presets import MODELS, RUNS
 
-__all__ = ["main", "params_main", "sample_main", "train_main"]
+__all__ = ["main", "params_main", "plot_main", "sample_main", "train_main"]
 
 USAGE = """\
 usage: jaxgpt train ...               train a model (train.py)
        jaxgpt sample ...              print text from a trained one (sample.py)
+       jaxgpt plot ...                draw a run's losses and attention
        jaxgpt params NAME [options]   count a preset's parameters, --model.name=value as in train
 """
 
@@ -32,7 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code; see `jaxgpt.errors`.
     """
     command, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
-    commands = {"train": train_main, "sample": sample_main, "params": params_main}
+    commands = {
+        "train": train_main,
+        "sample": sample_main,
+        "plot": plot_main,
+        "params": params_main,
+    }
     if command in commands:
         return commands[command](rest)
     return run_command(lambda: _other(command, list(commands)))

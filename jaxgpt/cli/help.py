@@ -41,6 +41,7 @@ COMMON = (
     "train.eval_every",
     "train.save_every",
     "train.seed",
+    "show.prompt",
 )
 """The names that the short help shows."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxgpt.cli.command import Parser, emit, interrupt_ends, note, run_command, start_jax
 from jaxgpt.cli.train import stored_run
+from jaxgpt.config import RunConfig
 from jaxgpt.errors import CheckpointError, ConfigError
 from jaxgpt.train.runfolder import RunFolder, newest_run, run_path
 
@@ -68,12 +69,7 @@ def _sample(argv: list[str]) -> None:
         emit(HELP)
         return
     prompt = _prompt(options)
-    folder = RunFolder(newest_run() if options.run is None else run_path(options.run))
-    run = stored_run(folder)
-    if run is None:
-        runs = sorted(path.parent.name for path in Path("runs").glob("*/config.yaml"))
-        fix = f"--run with one of {', '.join(runs)}" if runs else "python train.py"
-        raise CheckpointError("no run there: no config.yaml", where=str(folder.path), fix=fix)
+    folder, run = find_run(options.run)
     start_jax(options.device)
     # Not needed for --help, and slow to import.
     from jaxgpt.data.tokenizer import load_tokenizer
@@ -159,6 +155,22 @@ def _prompt(options: argparse.Namespace) -> str:
     except UnicodeDecodeError as error:
         what = f"the prompt is not valid UTF-8: byte {error.start}"
         raise ConfigError(what, where=path) from None
+
+
+def find_run(name: str | None) -> tuple[RunFolder, RunConfig]:
+    """A run and its configuration; None: the newest with a checkpoint.
+
+    Raises:
+      ConfigError: No possible name, or a damaged configuration.
+      CheckpointError: There is no such run.
+    """
+    folder = RunFolder(newest_run() if name is None else run_path(name))
+    run = stored_run(folder)
+    if run is None:
+        runs = sorted(path.parent.name for path in Path("runs").glob("*/config.yaml"))
+        fix = f"--run with one of {', '.join(runs)}" if runs else "python train.py"
+        raise CheckpointError("no run there: no config.yaml", where=str(folder.path), fix=fix)
+    return folder, run
 
 
 def load_params(folder: RunFolder, model: Any, which: str) -> Any:

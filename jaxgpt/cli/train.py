@@ -53,9 +53,11 @@ def _train(argv: list[str]) -> None:
     start_jax(options.device)
     with folder.lock():
         settle(folder, run)
+        from jaxgpt.cli.show import shown
         from jaxgpt.train.loop import fit
 
-        fit(folder, run.model, run.data, run.optim, run.train)
+        with shown(folder, run) as shows:
+            fit(folder, run.model, run.data, run.optim, run.train, **shows)
 
 
 def _parser() -> Parser:

@@ -10,12 +10,19 @@ from jaxgpt.errors import ConfigError
 class DataConfig:
     """The text, its tokenizer, and how it is split. The order of batches follows `train.seed`."""
 
-    path: str | None = None  # text file or folder; None: the language reference inside CPython
+    path: str | None = None  # file, folder, hf://OWNER/NAME; None: CPython's language reference
     tokenizer: str = "char"  # char, byte, bpe (trained on the text), or a tokenizer.json
     vocab_size: int = 4096  # of a bpe tokenizer that is trained here
     val_fraction: float = 0.1  # the last part of the text, by characters, is for validation
     encoding: str = "utf-8"  # of the text's files
     errors: str = "strict"  # undecodable bytes: strict (an error), replace or ignore
+    max_chars: int | None = None  # take this much of the text, from its beginning
+    column: str = "text"  # of parquet, jsonl and hub sets: where the text is
+    rows: str = "lines"  # of such sets: lines of one document, or documents
+    subset: str | None = None  # of a hub set: its configuration
+    split: str = "train"  # of a hub set; its beginning trains here, its end validates
+    stream: bool = False  # of a hub set: read what is needed, and store nothing
+    hub_timeout: float = 10.0  # seconds without progress until the hub is given up
 
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction < 1:
@@ -24,3 +31,9 @@ class DataConfig:
             raise ConfigError(f"vocab_size={self.vocab_size} is below 257: 256 bytes, end of text")
         if self.errors not in ("strict", "replace", "ignore"):
             raise ConfigError(f"errors={self.errors!r}", fix="strict, replace or ignore")
+        if self.rows not in ("lines", "documents"):
+            raise ConfigError(f"rows={self.rows!r}", fix="--data.rows=lines or documents")
+        if self.max_chars is not None and self.max_chars < 1:
+            raise ConfigError(f"max_chars={self.max_chars} must be at least 1")
+        if not 0 < self.hub_timeout < float("inf"):
+            raise ConfigError(f"hub_timeout={self.hub_timeout} must be a number above 0")

@@ -6,9 +6,11 @@ stays as U+FEFF (`encoding="utf-8-sig"` drops it), nothing is stripped or normal
 
 In a folder every `*.txt` file below it is one document; where there is none, every file is. Names
 that begin with a dot are skipped, links to folders are not followed, and documents are in the order
-of their relative paths. A file that cannot be read as text is an error, never skipped.
+of their relative paths. A file that cannot be read as text is an error, never skipped. Rows and
+compression are read by `files.py`; the rows of a file are joined with newlines into one document,
+or are a document each.
 
-Left out: columns and records (jsonl, parquet, Hugging Face `datasets`), downloads, compression.
+Left out: the hub (`hub.py`).
 """
 
 import codecs
@@ -19,16 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxgpt.data.files import read_texts
 from jaxgpt.errors import ConfigError, ResourceError
-
-MAGIC = {
-    b"\x1f\x8b": "gzip",
-    b"PK\x03\x04": "zip",
-    b"PAR1": "parquet",
-    b"\x28\xb5\x2f\xfd": "zstandard",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\x00": "xz",
-}
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,13 @@ class Corpus:
 
 
 def read_corpus(
-    path: str | Path | None, *, encoding: str = "utf-8", errors: str = "strict"
+    path: str | Path | None,
+    *,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    column: str = "text",
+    rows: str = "lines",
+    max_chars: int | None = None,
 ) -> Corpus:
     """Reads a text corpus.
 
@@ -83,6 +83,9 @@ def read_corpus(
         reference that CPython carries, about 465,000 characters, one document.
       encoding: How bytes become text; any text codec of Python.
       errors: What happens to bytes that do not decode, as in `bytes.decode`.
+      column: Of files with rows: where their text is.
+      rows: Of files with rows: `lines` of one document, or `documents`.
+      max_chars: How much of the text is taken, from its beginning; None: all.
 
     Raises:
       ConfigError: Nothing there, nothing in it, not text, or not in this encoding.
@@ -95,19 +98,42 @@ def read_corpus(
     except LookupError as error:
         raise ConfigError(str(error), fix="--data.encoding=utf-8 --data.errors=strict") from None
     if path is None:
-        return Corpus.of([_language_reference()], name="python-reference", decoding=decoding)
+        documents = arrange([_language_reference()], max_chars=max_chars)
+        return Corpus.of(documents, name="python-reference", decoding=decoding)
     if path == "":  # as of an unset shell variable; to Path it is the current folder
         raise ConfigError("the path of the text is empty", fix="--data.path=FILE")
     path = Path(path)
     try:
-        files = _files(path)
-        documents = [_read(file, encoding, errors) for file in files]
+        documents = []
+        for file in _files(path):
+            texts, are_rows = read_texts(file, encoding=encoding, errors=errors, column=column)
+            documents += arrange(texts, rows=rows) if are_rows else texts
     except OSError as error:
         raise ResourceError(
             f"cannot read {error.filename or path}: {error.strerror}",
             fix="make it readable, or --data.path=FILE",
         ) from error
+    documents = arrange(documents, max_chars=max_chars)
     return Corpus.of(documents, name=path.name, decoding=decoding)
+
+
+def arrange(
+    texts: list[str], *, rows: str = "documents", max_chars: int | None = None
+) -> list[str]:
+    """Makes documents of texts: joined with newlines for `rows="lines"`, then cut to `max_chars`.
+
+    Newlines that join count as characters; what stands between documents does not.
+    """
+    documents = ["\n".join(texts)] if rows == "lines" else texts
+    if max_chars is None:
+        return documents
+    kept, left = [], max_chars
+    for document in documents:
+        if left <= 0:
+            break
+        kept.append(document[:left])
+        left -= len(document)
+    return kept
 
 
 def _language_reference() -> str:
@@ -152,26 +178,3 @@ def _missing(path: Path) -> ConfigError:
         f"no text at {path}; {parent} holds {found or 'nothing'}",
         fix=f"--data.path={path.with_name(near[0])}" if near else "--data.path=FILE",
     )
-
-
-def _read(file: Path, encoding: str, errors: str) -> str:
-    content = file.read_bytes()
-    if not content:
-        raise ConfigError(f"{file} is empty", fix="put text in it, remove it, or --data.path=FILE")
-    for magic, kind in MAGIC.items():
-        if content.startswith(magic):
-            raise ConfigError(f"{file} is {kind} data, not text", fix="unpack or convert it first")
-    try:
-        text = content.decode(encoding, errors)
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{file} is not {encoding}: byte 0x{content[error.start]:02x} at offset {error.start}"
-            + (", and it holds NUL bytes: binary, or UTF-16" if b"\0" in content else ""),
-            fix="--data.encoding=NAME or --data.errors=replace",
-        ) from None
-    if "\0" in text:
-        raise ConfigError(
-            f"{file} is binary, not text: NUL at character {text.index(chr(0))}",
-            fix="--data.path=FILE with text in it, or --data.encoding=utf-16 if that is what it is",
-        )
-    return text

@@ -25,9 +25,9 @@ def tiny() -> RunConfig:
     small = shakespeare()
     return dataclasses.replace(
         small,
-        model=dataclasses.replace(small.model, n_layers=3),
+        model=dataclasses.replace(small.model, n_layers=3, context_length=128),
         data=DataConfig(),
-        train=TrainConfig(steps=1500, batch_size=24),
+        train=TrainConfig(steps=1000, batch_size=12, eval_every=250, save_every=250),
     )
 
 
@@ -47,8 +47,8 @@ def shakespeare() -> RunConfig:
             init=Normal(residual="zero"),
         ),
         data=DataConfig(path="tinyshakespeare.txt"),
-        optim=OptimConfig(lr=4e-3),
-        train=TrainConfig(steps=2000, batch_size=24),
+        optim=OptimConfig(lr=4e-3, final_lr=0.0, schedule="wsd", decay_fraction=0.6),
+        train=TrainConfig(steps=1200, batch_size=24, eval_every=600, save_every=600),
     )
 
 

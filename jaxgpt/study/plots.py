@@ -6,6 +6,7 @@ this file is cheap and a caller's own figures are left alone. Where records, par
 come from is the caller's.
 """
 
+import contextlib
 import functools
 import io
 import os
@@ -99,13 +100,12 @@ def attention_maps(
             raise ConfigError(f"no layer {layer}", fix=f"0 to {cfg.n_layers - 1}")
     sites = {layer: f"block_{layer}/attention/probs" for layer in layers}
     look = functools.partial(forward, cfg, capture=tuple(sites.values()))
-    captured = jax.jit(lambda params, ids_BT: look(params, ids_BT).captured)(
-        params, np.asarray(ids, np.int32)[None]
-    )
-    for layer, site in sites.items():
-        if site not in captured:
-            kind = type(cfg.layers[layer].attention).__name__
-            raise ConfigError(f"the attention of layer {layer}, {kind}, has no site 'probs'")
+    ids_BT = np.asarray(ids, np.int32)[None]
+    try:
+        captured = jax.jit(lambda params, ids_BT: look(params, ids_BT).captured)(params, ids_BT)
+    except ValueError as error:  # a box of one's own, without the site
+        kinds = sorted({type(cfg.layers[layer].attention).__name__ for layer in layers})
+        raise ConfigError(f"{', '.join(kinds)} shows no attention: {error}") from error
     return {layer: np.asarray(captured[site][0], np.float32) for layer, site in sites.items()}
 
 
@@ -175,7 +175,7 @@ def _cells(grid: Any, layers: Sequence[int], heads: Sequence[int]) -> Iterator[t
 
 def _name_tokens(grid: Any, labels: Sequence[str]) -> None:
     """The tokens along the left and the lower side; long ones stand upright below."""
-    font = dict(fontsize=8, family="monospace", parse_math=False)
+    font = dict(fontsize=8 if len(labels) > 16 else 10, family="monospace", parse_math=False)
     rotation = 0 if max(map(len, labels)) <= 1 else 90
     for axes in grid[:, 0]:
         axes.set_yticks(range(len(labels)), labels, **font)
@@ -196,25 +196,21 @@ def _figure(width_inch: float, height_inch: float) -> Any:
     except ImportError as error:
         what = f"pictures need matplotlib: {error}"
         raise ConfigError(what, fix="pip install matplotlib") from error
-    return Figure(figsize=(width_inch, height_inch), layout="constrained")
+    dpi = max(100, LONGER_SIDE_PX / max(width_inch, height_inch))
+    return Figure(figsize=(width_inch, height_inch), dpi=dpi, layout="constrained")
 
 
 def _save(figure: Any, path: Path) -> None:
     """Write the PNG so that it is the old one or the new one, whole."""
-    width_inch, height_inch = figure.get_size_inches()
     content = io.BytesIO()
-    figure.savefig(
-        content,
-        format="png",
-        pil_kwargs={"optimize": True},
-        dpi=max(100, LONGER_SIDE_PX / max(width_inch, height_inch)),
-    )
+    figure.savefig(content, format="png", pil_kwargs={"optimize": True})
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         write_synced(temporary, content.getvalue())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise refused(error, path, f"{path.name} cannot be written") from error
 
 

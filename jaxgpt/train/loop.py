@@ -8,6 +8,7 @@ to know of the past is in that folder. Pictures, samples and weights to start fr
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,8 +33,13 @@ from jaxgpt.train.rundata import note_session, open_data, read_facts, with_vocab
 from jaxgpt.train.runfolder import RunFolder, Signals
 from jaxgpt.train.step import TrainState, eval_step, init_state, train_step
 
-# Called after each evaluation with the step, the parameters and the evaluation's metrics.
-Hook = Callable[[int, Params, dict[str, float]], None]
+# Called after each evaluation with the step, the parameters and the evaluation's metrics. A line
+# that it returns is shown. The next step reuses the memory of the parameters.
+Hook = Callable[[int, Params, dict[str, float]], str | None]
+# Called with each record of metrics.jsonl, from then on its own.
+Listener = Callable[[dict[str, Any]], None]
+# Called when the last step is done and saved; a line that it returns is shown.
+Ending = Callable[[Params], str | None]
 
 
 def fit(
@@ -44,6 +50,8 @@ def fit(
     train: TrainConfig,
     *,
     hooks: Sequence[Hook] = (),
+    listeners: Sequence[Listener] = (),
+    endings: Sequence[Ending] = (),
 ) -> None:
     """Train until `train.steps`, from wherever the run folder stands.
 
@@ -58,6 +66,8 @@ def fit(
       optim: The optimizer.
       train: Length, batch, intervals.
       hooks: Called after each evaluation.
+      listeners: Called with each record of metrics.
+      endings: Called once the run is complete, not where it was already.
 
     Raises:
       ConfigError: Data, tokenizer, batch or model do not fit together or not to the run.
@@ -68,7 +78,7 @@ def fit(
     """
     with (
         Signals() as signals,
-        Reporter(train.steps, train.batch_size * model.context_length) as out,
+        Reporter(train.steps, train.batch_size * model.context_length, listeners) as out,
     ):
         out.say(f"{folder.path.name}: {describe_devices()}")
         sharding.check_rows(train.batch_size, train.accumulate, jax.device_count())
@@ -99,7 +109,10 @@ def fit(
             out.start(start, MetricsWriter(folder.metrics_path, resume_step=start))
             if start:
                 out.say(f"going on from step {start}")
-            trainer.run(state, start, checkpoints, out, signals, hooks)
+            params = trainer.run(state, start, checkpoints, out, signals, hooks)
+            checkpoints.wait()
+            for ending in endings:
+                out.say_if(ending(params))
         out.say(f"done: {folder.path}")
 
 
@@ -148,7 +161,7 @@ class Trainer:
         out: Reporter,
         signals: Signals,
         hooks: Sequence[Hook],
-    ) -> None:
+    ) -> Params:
         """Steps start..train.steps - 1, with evaluation and checkpoints at their intervals.
 
         The metrics of a step are fetched after the next one was dispatched, so that the devices
@@ -184,6 +197,7 @@ class Trainer:
                     signals.check(f"after step {step}, which is saved")
                 out.go()
             checkpoints.poll()
+        return state.params
 
     def _report(self, step: int, metrics: dict[str, jax.Array], out: Reporter) -> None:
         values = {name: float(np.asarray(value)) for name, value in metrics.items()}
@@ -212,7 +226,7 @@ class Trainer:
         if score is not None:
             out.score(step, score)
             for hook in hooks:
-                hook(step, params, score.metrics())
+                out.say_if(hook(step, params, score.metrics()))
         return score
 
     def _save(

@@ -7,6 +7,7 @@ A reader that goes away (`train.py | head`) silences the report and never stops 
 import contextlib
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -19,8 +20,13 @@ from jaxgpt.train.files import MetricsWriter
 class Reporter(contextlib.AbstractContextManager):
     """Shows the progress of `steps` optimizer steps of `tokens_per_step` tokens each."""
 
-    def __init__(self, steps: int, tokens_per_step: int):
-        self.steps, self.tokens_per_step = steps, tokens_per_step
+    def __init__(
+        self,
+        steps: int,
+        tokens_per_step: int,
+        listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
+    ):
+        self.steps, self.tokens_per_step, self.listeners = steps, tokens_per_step, listeners
         self.metrics: MetricsWriter | None = None
         self._started = time.monotonic()
         self._working = 0.0  # seconds spent on the `_counted` steps, evaluation left out
@@ -52,6 +58,11 @@ class Reporter(contextlib.AbstractContextManager):
                 self._bar.console.print(line, markup=False, soft_wrap=True)
             else:
                 print(line, flush=True)
+
+    def say_if(self, line: str | None) -> None:
+        """One line, if there is one."""
+        if line:
+            self.say(line)
 
     def start(self, step: int, metrics: MetricsWriter) -> None:
         """Training begins, or goes on, after `step` finished steps."""
@@ -101,11 +112,14 @@ class Reporter(contextlib.AbstractContextManager):
         self.record(step, values)
 
     def record(self, step: int, values: dict[str, Any]) -> None:
-        """One line of metrics.jsonl."""
+        """One line of metrics.jsonl, and a call of each listener."""
         if self.metrics is not None:
             wall_s = round(time.monotonic() - self._started, 3)
             tokens = step * self.tokens_per_step  # a Python int: does not wrap
-            self.metrics.write({"step": step, "tokens": tokens, "wall_s": wall_s, **values})
+            record = {"step": step, "tokens": tokens, "wall_s": wall_s, **values}
+            self.metrics.write(record)
+            for listener in self.listeners:
+                listener(dict(record))
 
     @contextlib.contextmanager
     def _quiet(self):

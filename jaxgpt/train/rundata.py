@@ -5,14 +5,17 @@ import dataclasses
 import datetime
 import functools
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxgpt.data.config import DataConfig
-from jaxgpt.data.corpus import read_corpus
+from jaxgpt.data.corpus import Corpus
+from jaxgpt.data.source import is_hub, read_source
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from jaxgpt.data.tokens import TokenFile, prepare_tokens
+from jaxgpt.data.tokens import TokenFile, open_tokens, prepare_tokens
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import ModelConfig
 from jaxgpt.train.files import write_atomic
@@ -43,12 +46,18 @@ def open_data(
 ) -> tuple[TokenFile, Tokenizer]:
     """The run's tokens and tokenizer: made at its first start, checked against it afterwards.
 
+    A local text is read again at every start, for it may have been edited. One of the hub is not as
+    long as the run has its tokens; without them it is read at the commit that the run began with.
+
     Raises:
       ConfigError: The text or the tokenizer has changed since the run began.
+      ResourceError: The hub or the storage refused.
       Interrupted: A signal came.
     """
     stop = functools.partial(signals.check, "while the data was prepared")
-    corpus = read_corpus(data.path, encoding=data.encoding, errors=data.errors)
+    if is_hub(data.path) and (prepared := _prepared(folder, data, facts)):
+        return prepared
+    corpus = _read_source(data, facts, stop)
     if facts.setdefault("source", corpus.fingerprint) != corpus.fingerprint:
         raise ConfigError(
             f"the text has changed since this run began: {facts['source'][:12]} -> "
@@ -66,10 +75,39 @@ def open_data(
         tokenizer.save(folder.tokenizer_path)
     check_tokenizer(folder, tokenizer, facts)
     stop()
-    path = folder.tokens_path / "tokens.bin"
-    tokens = prepare_tokens(corpus, tokenizer, path, val_fraction=data.val_fraction)
+    for left in folder.tokens_path.glob(".*.tmp"):  # by a preparation that was killed
+        left.unlink()
+    tokens = prepare_tokens(corpus, tokenizer, _tokens(folder), val_fraction=data.val_fraction)
     stop()
     return tokens, tokenizer
+
+
+def _tokens(folder: RunFolder) -> Path:
+    return folder.tokens_path / "tokens.bin"
+
+
+def _read_source(data: DataConfig, facts: dict[str, Any], stop: Callable[[], None]) -> Corpus:
+    """The text; of which commit of the hub it is goes into the facts."""
+    corpus, revision = read_source(data, revision=facts.get("revision"), check=stop)
+    if revision is not None:
+        facts["revision"] = revision
+    return corpus
+
+
+def _prepared(
+    folder: RunFolder, data: DataConfig, facts: dict[str, Any]
+) -> tuple[TokenFile, Tokenizer] | None:
+    """What the run has ready of the very text that it began with, if it has all of it."""
+    if not {"source", "tokenizer"} <= facts.keys():
+        return None
+    try:
+        tokenizer = load_tokenizer(folder.tokenizer_path)
+        tokens = open_tokens(_tokens(folder), tokenizer=tokenizer)
+    except ConfigError:
+        return None
+    check_tokenizer(folder, tokenizer, facts)
+    same = (tokens.source, tokens.val_fraction) == (facts["source"], data.val_fraction)
+    return (tokens, tokenizer) if same else None
 
 
 def check_tokenizer(folder: RunFolder, tokenizer: Tokenizer, facts: dict[str, Any]) -> None:

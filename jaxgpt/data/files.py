@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The texts in one file, by what its name ends in.
+
+`.parquet` and `.jsonl` or `.ndjson` (one JSON object a line) hold rows, of which one column is the
+text; rows where it is null are left out. `.gz`, `.xz`, `.bz2` and `.zst` are unpacked first, and
+what is below them then counts (`a.jsonl.gz`; also `a.json.gz`, which is JSON lines wherever it is
+found). Any other file is one text, `.json` too, and is kept exactly as it is stored.
+
+Left out: zip and tar, CSV, Arrow, and files larger than memory.
+"""
+
+import bz2
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.errors import ConfigError
+
+# Kind, and what a file of this kind must be called; None: it cannot be read.
+MAGIC = {
+    b"\x1f\x8b": ("gzip", ".gz"),
+    b"PK\x03\x04": ("zip", None),
+    b"PAR1": ("parquet", ".parquet"),
+    b"\x28\xb5\x2f\xfd": ("zstandard", ".zst"),
+    b"BZh": ("bzip2", ".bz2"),
+    b"\xfd7zXZ\x00": ("xz", ".xz"),
+}
+
+
+def _unpack_zstd(content: bytes) -> bytes:
+    import pyarrow
+
+    with pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd") as stream:
+        return stream.read()
+
+
+UNPACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".xz": lzma.decompress,
+    ".bz2": bz2.decompress,
+    ".zst": _unpack_zstd,
+}
+
+
+def read_texts(file: Path, *, encoding: str, errors: str, column: str) -> tuple[list[str], bool]:
+    """Reads one file.
+
+    Args:
+      file: It.
+      encoding: How bytes become text; parquet has its own.
+      errors: What happens to bytes that do not decode.
+      column: Where the text of a row is.
+
+    Returns:
+      The texts, and whether they are rows.
+
+    Raises:
+      ConfigError: Empty, damaged, not text, not in this encoding, or without this column.
+      OSError: The system refused to read it.
+    """
+    content, suffix = file.read_bytes(), file.suffix
+    if not content:
+        raise _empty(file)
+    if suffix in UNPACK:
+        try:
+            content = UNPACK[suffix](content)
+        except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
+            raise ConfigError(f"cannot unpack {file}: {error}", fix="replace the file") from None
+        if not content:
+            raise _empty(file)
+        suffix = Path(file.stem).suffix
+        suffix = ".jsonl" if suffix == ".json" else suffix
+    if suffix == ".parquet":
+        return list(_parquet(file, content, column)), True
+    text = _decode(file, content, encoding, errors)
+    if suffix in (".jsonl", ".ndjson"):
+        return list(_json_lines(file, text, column)), True
+    return [text], False
+
+
+def _empty(file: Path) -> ConfigError:
+    return ConfigError(f"{file} is empty", fix="put text in it, remove it, or --data.path=FILE")
+
+
+def _decode(file: Path, content: bytes, encoding: str, errors: str) -> str:
+    for magic, (kind, suffix) in MAGIC.items():
+        if content.startswith(magic):
+            fix = f"name it {file.name}{suffix}, or unpack it" if suffix else "unpack it first"
+            raise ConfigError(f"{file} is {kind} data, not text", fix=fix)
+    try:
+        text = content.decode(encoding, errors)
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{file} is not {encoding}: byte 0x{content[error.start]:02x} at offset {error.start}"
+            + (", and it holds NUL bytes: binary, or UTF-16" if b"\0" in content else ""),
+            fix="--data.encoding=NAME or --data.errors=replace",
+        ) from None
+    if "\0" in text:
+        raise ConfigError(
+            f"{file} is binary, not text: NUL at character {text.index(chr(0))}",
+            fix="--data.path=FILE with text in it, or --data.encoding=utf-16 if that is what it is",
+        )
+    return text
+
+
+def _json_lines(file: Path, text: str, column: str) -> Iterator[str]:
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"line {number} of {file}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{where} is not JSON: {error}", fix="one object a line") from None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{where} is no JSON object", fix='{"text": "..."}')
+        if column not in row:
+            raise _no_column(where, column, list(row))
+        yield from _text(where, column, row[column])
+
+
+def _parquet(file: Path, content: bytes, column: str) -> Iterator[str]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.ParquetFile(pyarrow.BufferReader(content))
+        names = table.schema_arrow.names
+        if column not in names:
+            raise _no_column(str(file), column, names)
+        for batch in table.iter_batches(columns=[column]):
+            for value in batch.column(0).to_pylist():
+                yield from _text(str(file), column, value)
+    except (pyarrow.ArrowException, OSError) as error:
+        line = " ".join(str(error).split())
+        raise ConfigError(f"{file} is not whole parquet: {line}", fix="replace the file") from None
+
+
+def _no_column(where: str, column: str, names: list[str]) -> ConfigError:
+    found = ", ".join(names) or "none"
+    return ConfigError(f"{where} has no column {column!r} but {found}", fix="--data.column=NAME")
+
+
+def _text(where: str, column: str, value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif value is not None:
+        kind = type(value).__name__
+        raise ConfigError(
+            f"column {column!r} of {where} holds {kind}, not text", fix="--data.column=NAME"
+        )
