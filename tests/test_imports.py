@@ -17,7 +17,7 @@ ORDER = [  # a file imports from its own row and from those above it
     ["boxes.base"],
     ["boxes.init", "boxes.dense"],
     ["boxes"],
-    ["stack"],
+    ["layers", "stack"],
     ["model"],
     ["flops", "losses"],
     ["data"],

@@ -36,7 +36,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 if TYPE_CHECKING:
-    from jaxgpt.model import Layer
+    from jaxgpt.layers import Layer
 
 
 @dataclasses.dataclass(frozen=True)
