@@ -134,6 +134,8 @@ def resolve(
     # A box before its fields, whatever order they were given in.
     for name, text in sorted(_options(options), key=lambda option: option[0].count(".")):
         hint = hint_of(RunConfig, data, name, known)
+        if text is None:
+            raise ConfigError(f"--{name} has no value", fix=f"--{name}=VALUE")
         value: Any = _typed(name, hint, text) if is_scalar(hint) else _load(text)
         for part in reversed(name.split(".")):
             value = {part: value}
@@ -228,21 +230,20 @@ def _wanted(data: dict, key: str, hint: Any, text: str) -> str:
         return re.sub(r"<class '(\w+)'>", r"\1", expected[1]) if expected else "of the right type"
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Name and value of `--name=value` and `--name value`.
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Name and value of `--name=value` and `--name value`; None where there is no value.
 
     Raises:
-      ConfigError: A word that is neither, or a name without a value.
+      ConfigError: A word that is neither.
     """
     rest = list(words)
     while rest:
-        name, equals, text = rest.pop(0).partition("=")
+        name, equals, value = rest.pop(0).partition("=")
+        text: str | None = value
         if not name.startswith("--") or name == "--":
             raise ConfigError(f"unexpected argument {name!r}", fix="--name=value")
         if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise ConfigError(f"{name} has no value", fix=f"{name}=VALUE")
-            text = rest.pop(0)
+            text = rest.pop(0) if rest and not rest[0].startswith("--") else None
         yield name[2:], text
 
 

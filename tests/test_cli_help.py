@@ -36,7 +36,7 @@ def test_help_all_has_every_name_with_its_comment(capsys):
 
 def test_field_docs_are_the_trailing_comments():
     docs = field_docs(OptimConfig)
-    assert docs["lr"] == "peak rate" and docs["beta1"] == ""
+    assert docs["lr"] == "peak rate" and docs["beta1"] == "memory of the gradient's mean"
     assert docs["schedule"] == "wsd: warmup, stable, decay"
     assert set(field_docs(TrainConfig)) == set(TrainConfig.__dataclass_fields__)
     local = type("Local", (), {"__annotations__": {"x": int}, "x": 1})

@@ -47,6 +47,18 @@ def test_only_matrices_decay():
     assert decayed == {"embed/embedding", "position/embedding", *block}
 
 
+@pytest.mark.parametrize("decay", ["matrices", "all"])
+def test_decay_by_hand(decay):
+    """Without a gradient nothing moves but what decays: by lr * weight_decay of itself."""
+    cfg = OptimConfig(lr=0.1, schedule="constant", warmup_steps=0, weight_decay=0.5, decay=decay)
+    ones = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2), "norm": {"scale": jnp.ones(2)}}
+    tx = optimizer(cfg, horizon=10)
+    updates, _ = tx.update(jax.tree.map(jnp.zeros_like, ones), tx.init(ones), ones)
+    assert np.asarray(updates["kernel"]) == pytest.approx(-0.05)
+    for update in (updates["bias"], updates["norm"]["scale"]):
+        assert np.asarray(update) == pytest.approx(-0.05 if decay == "all" else 0.0)
+
+
 def test_adamw_by_hand():
     """Two updates of clip -> Adam -> decoupled decay, written out."""
     cfg = OptimConfig(
@@ -85,8 +97,10 @@ def test_moments_are_float32():
         {"beta1": 1.0},
         {"clip": 0.0},
         {"final_lr": -1.0},
-    ]
-    + [{"warmup_steps": -1}, {"decay_fraction": 0.0}, {"weight_decay": float("inf")}],
+        {"warmup_steps": -1},
+        {"decay_fraction": 0.0},
+        {"weight_decay": float("inf")},
+    ],
 )
 def test_bad_knobs(knobs):
     with pytest.raises(ConfigError, match=next(iter(knobs))):

@@ -122,6 +122,7 @@ def test_a_text_that_is_put_right_after_a_failed_start(fresh, finished, capsys):
         ("--train.steps=0", "steps=0 is too small"),
         ("--train.seed=4294967296", "seed=4294967296 must be below 2**32"),
         ("--run=", "--run '' is no run name"),
+        ("--version", "unknown name --version"),  # not that it has no value
         ("--config=text.txt", "is not names with values (text.txt)"),
     ],
 )
@@ -186,9 +187,9 @@ WRONG = {  # words -> a part of the line
 CHECKS = """
 import contextlib, io, sys
 from jaxgpt import cli
-from test_reliability_input import MICRO, WRONG
-if sys.flags.optimize != bool(__debug__ is False):
-    raise SystemExit("asserts are not as asked")
+from commands import MICRO
+from test_reliability_input import WRONG
+assert not sys.flags.optimize, "asserts are on"
 for words, message in WRONG.items():
     with contextlib.redirect_stderr(io.StringIO()) as err:
         code = cli.train_main([*MICRO, *words.split()])
@@ -269,6 +270,7 @@ def test_lengths(inside, capsys):
         (["--past-context=error", "--prompt=" + "a" * 500], 2, "a prompt of 500 and"),  # F6
         (["--prompt=abé"], 2, "'é' (U+00E9)"),  # D6
         (["--prompt=a\udcffb"], 2, "the prompt is not valid UTF-8"),  # D5
+        (["Once upon"], 2, "unexpected argument 'Once'"),
         (["--run=absent"], 4, "no run there: no config.yaml"),  # F9
         (["--run="], 2, "is no run name"),
         (["--checkpoint=7"], 4, "there is no step 7, only [5, 10, 15, 20]"),

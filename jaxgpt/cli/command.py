@@ -35,6 +35,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with what argparse found."""
         if stray := re.match(r"unrecognized arguments: ([^\s=]+)", message):
+            if not stray[1].startswith("-"):
+                raise ConfigError(f"unexpected argument {stray[1]!r}", fix="--name=value")
             raise unknown(stray[1], list(self._option_string_actions))
         raise ConfigError(message, fix="see --help")
 

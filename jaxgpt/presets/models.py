@@ -13,7 +13,7 @@ from jaxgpt.boxes.block import PostNorm
 from jaxgpt.boxes.embed import Embed
 from jaxgpt.boxes.ffn import MLP, GatedMLP
 from jaxgpt.boxes.head import Untied
-from jaxgpt.boxes.init import Normal
+from jaxgpt.boxes.init import Normal, TorchDefault
 from jaxgpt.boxes.norm import NoNorm, RMSNorm
 from jaxgpt.boxes.position import RoPE, Sinusoidal
 from jaxgpt.model import ModelConfig
@@ -87,6 +87,24 @@ def modern() -> ModelConfig:
     )
 
 
+def wikitext2_char() -> ModelConfig:
+    """A small character model as PyTorch makes it by default: 646,938 parameters.
+
+    Exact GELU, biases everywhere, an untied head with a bias, learned positions; 154 characters
+    occur in the beginning of WikiText-2 that `RUNS["wikitext2-char"]` takes.
+    """
+    return ModelConfig(
+        vocab_size=154,
+        context_length=96,
+        d_model=128,
+        n_layers=3,
+        attention=GQA(n_heads=4),
+        ffn=MLP(activation="gelu"),
+        head=Untied(use_bias=True),
+        init=TorchDefault(),
+    )
+
+
 MODELS: dict[str, Callable[[], ModelConfig]] = {
     "gpt2": gpt2,
     "gpt2-medium": gpt2_medium,
@@ -94,5 +112,6 @@ MODELS: dict[str, Callable[[], ModelConfig]] = {
     "gpt2-xl": gpt2_xl,
     "transformer-2017": transformer_2017,
     "modern": modern,
+    "wikitext2-char": wikitext2_char,
 }
 """Every architecture by name."""

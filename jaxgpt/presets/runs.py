@@ -17,6 +17,7 @@ from jaxgpt.config import RunConfig
 from jaxgpt.data.config import DataConfig
 from jaxgpt.model import ModelConfig
 from jaxgpt.presets import models
+from jaxgpt.study.config import ShowConfig
 from jaxgpt.train.config import OptimConfig, TrainConfig
 
 
@@ -25,30 +26,53 @@ def tiny() -> RunConfig:
     small = shakespeare()
     return dataclasses.replace(
         small,
-        model=dataclasses.replace(small.model, n_layers=3, context_length=128),
+        model=dataclasses.replace(small.model, context_length=128),
         data=DataConfig(),
         train=TrainConfig(steps=1000, batch_size=12, eval_every=250, save_every=250),
     )
 
 
 def shakespeare() -> RunConfig:
-    """A character model of tinyshakespeare.txt, 0.8 million parameters."""
+    """A character model of tinyshakespeare.txt, 0.7 million parameters."""
     return RunConfig(
         model=ModelConfig(
             vocab_size=None,
             context_length=64,
             d_model=128,
-            n_layers=4,
+            n_layers=3,
             position=RoPE(),
             norm=RMSNorm(),
-            attention=GQA(n_heads=4, use_bias=False, qk_norm=RMSNorm()),
-            ffn=MLP(activation="relu_squared", use_bias=False),
+            attention=GQA(n_heads=4, n_kv_heads=1, use_bias=False, qk_norm=RMSNorm()),
+            ffn=MLP(d_ff=768, activation="relu_squared", use_bias=False),
             final_norm=RMSNorm(),
-            init=Normal(residual="zero"),
+            init=Normal(std=None, residual="zero"),
         ),
         data=DataConfig(path="tinyshakespeare.txt"),
-        optim=OptimConfig(lr=4e-3, final_lr=0.0, schedule="wsd", decay_fraction=0.6),
-        train=TrainConfig(steps=1200, batch_size=24, eval_every=600, save_every=600),
+        optim=OptimConfig(lr=5e-3, final_lr=0.0, schedule="wsd", decay_fraction=0.8, beta2=0.95),
+        train=TrainConfig(steps=1000, batch_size=24, eval_every=500, save_every=500),
+    )
+
+
+def wikitext2_char() -> RunConfig:
+    """A character model of WikiText-2, 0.6 million parameters, as PyTorch makes it.
+
+    The first 300,000 characters of all rows joined by newlines, a constant rate, no clipping, and
+    decay of all parameters, as in `torch.optim.AdamW(model.parameters())`.
+    """
+    return RunConfig(
+        model=dataclasses.replace(models.wikitext2_char(), vocab_size=None),
+        data=DataConfig(path="wikitext-2", max_chars=300_000),
+        optim=OptimConfig(
+            lr=2e-4,
+            schedule="constant",
+            warmup_steps=0,
+            weight_decay=0.01,
+            decay="all",
+            beta2=0.999,
+            clip=None,
+        ),
+        train=TrainConfig(steps=400, batch_size=32, eval_every=100, save_every=200),
+        show=ShowConfig(prompt="T", sample_tokens=95),  # what fits into the context
     )
 
 
@@ -101,6 +125,7 @@ def modern() -> RunConfig:
 RUNS: dict[str, Callable[[], RunConfig]] = {
     "tiny": tiny,
     "shakespeare": shakespeare,
+    "wikitext2-char": wikitext2_char,
     "gpt2": gpt2,
     "transformer-2017": transformer_2017,
     "modern": modern,

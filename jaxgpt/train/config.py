@@ -11,7 +11,7 @@ from jaxgpt.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with a learning-rate schedule, decay on matrices only, and clipping by global norm.
+    """AdamW with a learning-rate schedule, decoupled decay, and clipping by global norm.
 
     The schedule is a function of the optimizer step alone. Its horizon is the `train.steps` that a
     run was started with; a run that is continued past it goes on at the final rate.
@@ -22,7 +22,8 @@ class OptimConfig:
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # wsd: warmup, stable, decay
     warmup_steps: int = 100  # updates of linear rise to lr; the first has lr / warmup_steps
     decay_fraction: float = 0.2  # wsd: share of the horizon in the final linear decay
-    weight_decay: float = 0.1  # on kernels and embeddings, by parameter path
+    weight_decay: float = 0.1  # times the rate: the share of a weight that an update takes
+    decay: Literal["matrices", "all"] = "matrices"  # decayed: kernels and embeddings, or all
     beta1: float = 0.9  # memory of the gradient's mean
     beta2: float = 0.99  # memory of its square
     eps: float = 1e-8  # added to the root of the square

@@ -41,7 +41,7 @@ def learning_rate(cfg: OptimConfig, horizon: int) -> optax.Schedule:
 
 
 def decay_mask(params: Params) -> Params:
-    """True where weight decay applies: matrices, by the last name of the path.
+    """True where weight decay applies to matrices only: by the last name of the path.
 
     Not by rank: a stacked norm scale has two axes, too.
     """
@@ -60,7 +60,7 @@ def optimizer(cfg: OptimConfig, horizon: int) -> optax.GradientTransformation:
         b2=cfg.beta2,
         eps=cfg.eps,
         weight_decay=cfg.weight_decay,
-        mask=decay_mask,
+        mask=decay_mask if cfg.decay == "matrices" else None,
     )
     if cfg.clip is None:
         return adamw

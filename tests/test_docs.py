@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of docs/ name everything there is; that their code runs is `test_readme.py`'s."""
+
+import dataclasses
+import functools
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxgpt import shapes
+from jaxgpt.boxes.attention import GQA
+from jaxgpt.boxes.ffn import ACTIVATIONS, GatedMLP
+from jaxgpt.boxes.head import Untied
+from jaxgpt.boxes.norm import RMSNorm
+from jaxgpt.cli.sample import HELP
+from jaxgpt.configlib import our_boxes
+from jaxgpt.losses import Score
+from jaxgpt.model import LayerEdit, forward, param_shapes
+from jaxgpt.sample.filters import Sampling
+from jaxgpt.testing import tiny
+from jaxgpt.train.config import OptimConfig, TrainConfig
+from jaxgpt.train.digest import by_path
+from jaxgpt.train.runfolder import RunFolder
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+MODELS = [tiny(), tiny(attention=GQA(4, qk_norm=RMSNorm()), ffn=GatedMLP(), head=Untied())]
+
+
+def page(name):
+    return (DOCS / f"{name}.md").read_text()
+
+
+@pytest.mark.parametrize("name", our_boxes())
+def test_every_box_and_knob_has_its_row(name):
+    rows = [line for line in page("boxes").splitlines() if line.startswith(f"| `{name}` |")]
+    assert len(rows) == 1, f"docs/boxes.md needs one row for {name}"
+    knobs = rows[0].split("|")[2]
+    for field in dataclasses.fields(our_boxes()[name]):
+        value = field.default
+        shown = json.dumps(value) if isinstance(value, str) else repr(value)
+        assert f"`{field.name}={shown}`" in knobs
+    assert len(re.findall("=", knobs)) == len(dataclasses.fields(our_boxes()[name]))
+
+
+def test_activations_and_edits_are_named():
+    text = page("boxes")
+    assert all(f"`{name}`" in text for name in ACTIVATIONS)
+    assert all(f"`{field.name}`" in text for field in dataclasses.fields(LayerEdit))
+
+
+def test_dimension_letters_are_those_of_the_code():
+    def letters(text):
+        cells = [line.strip("| ").split("|") for line in text.splitlines() if line.count("|") == 5]
+        return {row[i].strip(): row[i + 1].strip() for row in cells for i in (0, 2)}
+
+    want = {k: v for k, v in letters(shapes.__doc__ or "").items() if len(k) == 1}
+    got = letters(page("dims"))
+    assert len(want) == 14 and {k: got.get(k) for k in want} == want
+
+
+@pytest.mark.parametrize("cfg", MODELS, ids=["gpt2", "gated"])
+def test_parameter_paths_and_sites_are_named(cfg):
+    text = page("dims")
+    params = param_shapes(cfg)
+    for path in by_path(params):
+        if not path.endswith("/bias"):
+            assert f"`{re.sub('block_[0-9]+', 'block_i', path)}`" in text
+    look = functools.partial(forward, cfg, capture=["*"])
+    sites = jax.eval_shape(look, params, jnp.zeros((1, 4), jnp.int32)).captured
+    assert sites
+    for site in sites:
+        short = re.sub("block_[0-9]+", "block_i", site)
+        assert f"`{short}`" in text or f"`{short.rpartition('/')[2]}`" in text
+
+
+def test_options_of_sampling_are_named():
+    text = page("sampling")
+    for option in set(re.findall(r"--[a-z-]+", HELP)) - {"--help"}:
+        assert option in text, option
+    order = ["Repetition penalty", "Temperature", "Top-k", "Top-p", "Min-p", "Filters of your own"]
+    names = {name.lower().replace(" ", "_").replace("-", "_") for name in order[:-1]}
+    assert names == {field.name for field in dataclasses.fields(Sampling)}
+    assert re.findall(r"^\d\. \*\*(.*?)\*\*", text, re.MULTILINE) == order
+
+
+def test_knobs_files_and_metrics_of_training_are_named(tmp_path):
+    text = page("training")
+    for group, cls in (("optim", OptimConfig), ("train", TrainConfig)):
+        for field in dataclasses.fields(cls):
+            assert f"`{group}.{field.name}" in text, field.name
+    folder = RunFolder(tmp_path)
+    for path in (folder.config_path, folder.tokenizer_path, folder.facts_path, folder.metrics_path):
+        assert f"`{path.name}`" in text
+    training = ("loss_nats", "grad_norm", "n_tokens", "lr", "tokens_per_s")
+    for name in (*training, *Score(1.0, 1, 1, 1).metrics()):
+        assert f"`{name}`" in text
+    for code in (0, 2, 3, 4, 5):
+        assert f"\n| {code} | " in text
+
+
+def test_tolerances_stand_in_the_files_that_the_table_names():
+    rows = re.findall(r"\| (\d\S*)[^|]*\| \[\S+\]\((\S+)\) \|$", page("numerics"), re.MULTILINE)
+    assert len(rows) > 10
+    for tolerance, file in rows:
+        assert re.search(rf"(?<![\w.]){re.escape(tolerance)}\b", (DOCS / file).read_text()), file
