@@ -74,7 +74,7 @@ def test_the_same_command_goes_on_and_another_is_refused(folder, capsys):
     before = Path("runs/tiny/config.yaml").read_text()
     assert cli.train_main([*words, "--train.batch_size=6", "--model.norm=LayerNorm"]) == 2
     line = error_line(capsys)
-    assert "train.batch_size: 24 -> 6" in line and "fix: --run=ANOTHER_NAME" in line
+    assert "train.batch_size: 12 -> 6" in line and "fix: --run=ANOTHER_NAME" in line
     assert "model.norm: RMSNorm(eps=1e-05) -> LayerNorm(eps=1e-05, use_bias=True)" in line
     assert Path("runs/tiny/config.yaml").read_text() == before and len(folder) == 2
 
@@ -121,7 +121,7 @@ def test_a_run_in_use(folder, capsys):
     [
         (["--presett=tiny"], "did you mean --preset?"),
         (["--preset=tinny"], "did you mean --preset=tiny?"),
-        (["--preset=zzz"], "one of tiny, shakespeare, gpt2"),
+        (["--preset=zzz"], "one of tiny, shakespeare, wikitext2-char, gpt2"),
         (["--model.n_layer=3"], "did you mean --model.n_layers?"),
         (["--preset"], "--preset: expected one argument"),
         (["--device=tpux"], "'cpu', 'gpu', 'tpu'"),

@@ -119,12 +119,7 @@ def test_wikitext2_char_begins_as_pytorch_does():
 def test_shakespeare_keeps_its_budget():
     run = RUNS["shakespeare"]()
     model, train = run.model, run.train
-    assert (model.n_layers, model.d_model, model.context_length, train.batch_size) == (
-        4,
-        128,
-        64,
-        24,
-    )
+    assert (model.context_length, train.batch_size) == (64, 24)
     assert isinstance(model.attention, GQA) and not model.attention.use_bias
     shapes = param_shapes(dataclasses.replace(model, vocab_size=65))
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) < 1_000_000
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) <= 900_000

@@ -54,7 +54,7 @@ def shakespeare() -> RunConfig:
 
 
 def wikitext2_char() -> RunConfig:
-    """A character model of WikiText-2, 0.6 million parameters, as PyTorch makes it.
+    """A character model of WikiText-2 with PyTorch's defaults everywhere.
 
     The first 300,000 characters of all rows joined by newlines, a constant rate, no clipping, and
     decay of all parameters, as in `torch.optim.AdamW(model.parameters())`.
