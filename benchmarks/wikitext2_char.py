@@ -5,7 +5,7 @@
         --torch-python PYTHON_WITH_TORCH --tiny-steps 700
 
 The notebook is `decoder-only-transformer-on-wikitext-2.ipynb`, in PyTorch; its model and loop are
-written anew below. Wall time is that of whole processes, with a cold compilation cache. All
+written anew below. Times are those of whole processes, with a cold compilation cache. All
 validation losses are of one kind: every character of the last tenth but the first, scored once.
 Without --text the text is WikiText-2's from the Hugging Face hub, whose losses can be compared with
 those that the notebook printed. Without --torch-python no PyTorch runs.
@@ -86,26 +86,30 @@ print(json.dumps(found))
 
 
 def timed(command, **environ):
-    """Run a command to its end; wall seconds and its output."""
-    start = time.monotonic()
+    """Run a command to its end; what it took, and its output."""
+    start, before = time.monotonic(), os.times()
     command = [str(word) for word in command]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True
     )
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return time.monotonic() - start, done.stdout
+    after = os.times()
+    cpu = sum(after[2:4]) - sum(before[2:4])  # of children, user and system
+    return f"{time.monotonic() - start:.1f} s wall, {cpu:.0f} s CPU", done.stdout
 
 
 def ours(preset, run, *flags):
-    """(wall seconds, training nats by step from 0, validation nats, trained characters)."""
+    """Prints what it took; training nats by step from 0."""
     flags = (*flags, "--train.log_every=1", "--show.sample_tokens=0", "--show.pictures=false")
     cache = {"JAX_COMPILATION_CACHE_DIR": f"{run}-cache"}
-    wall, _ = timed([sys.executable, "train.py", "--preset", preset, "--run", run, *flags], **cache)
+    took, _ = timed([sys.executable, "train.py", "--preset", preset, "--run", run, *flags], **cache)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [r["loss_nats"] for r in records if "loss_nats" in r]
     val = [r["val_nats_per_token"] for r in records if "val_nats_per_token" in r][-1]
-    return wall, losses, val, records[-1]["tokens"]
+    tokens = records[-1]["tokens"]
+    print(f"{preset}: {val:.4f} validation nats, {tokens:,} characters, {took}", flush=True)
+    return losses
 
 
 def main():
@@ -119,32 +123,28 @@ def main():
     path = data.path if args.text is None else str(Path(args.text).resolve())
     corpus, _ = read_source(type(data)(path=path, max_chars=data.max_chars))
     text = corpus.documents[0]
-    print(f"{len(text):,} characters, {len(set(text))} different ones")
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    jax = importlib.metadata.version("jax")
+    print(f"jax {jax}; {len(text):,} characters, {len(set(text))} different ones")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "text.txt")
         file.write_text(text, encoding="utf-8", newline="")
         flags = (f"--data.path={file}", f"--train.seed={args.seed}")
-        wall, losses, val, tokens = ours("wikitext2-char", Path(folder, "run"), *flags)
-        theirs = None
+        columns = {"notebook": PRINTED, "ours": ours("wikitext2-char", Path(folder, "run"), *flags)}
         if args.torch_python:
-            their_wall, out = timed([args.torch_python, "-c", THEIRS, file, args.seed])
+            took, out = timed([args.torch_python, "-c", THEIRS, file, args.seed])
             theirs = json.loads(out)
+            columns["PyTorch here"] = theirs["losses"]
+            print(
+                f"PyTorch {theirs['torch']}: {theirs['val']:.4f} validation nats, {took}, "
+                f"{theirs['params']:,} parameters",
+                flush=True,
+            )
         if args.tiny_steps:
-            steps = f"--train.steps={args.tiny_steps}"
-            tiny_wall, _, tiny_val, tiny_tokens = ours("tiny", Path(folder, "tiny"), *flags, steps)
-
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "flax", "optax")}
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    print(versions | ({"torch": theirs["torch"]} if theirs else {}))
-    print("training nats per character before update n, n from 0:")
-    for step, printed in PRINTED.items():
-        torch_too = f"  PyTorch here {theirs['losses'][step]:.4f}" if theirs else ""
-        print(f"  {step:3}  notebook {printed:.4f}  ours {losses[step]:.4f}{torch_too}")
-    print(f"validation nats per character: ours {val:.4f} in {wall:.1f} s, {tokens:,} characters")
-    if theirs:
-        print(f"  PyTorch {theirs['val']:.4f} in {their_wall:.1f} s, {theirs['params']:,} weights")
-    if args.tiny_steps:
-        print(f"  tiny {tiny_val:.4f} in {tiny_wall:.1f} s, {tiny_tokens:,} characters")
+            ours("tiny", Path(folder, "tiny"), *flags, f"--train.steps={args.tiny_steps}")
+    print("training nats per character before update n, from 0:")
+    for step in PRINTED:
+        print(f"{step:5}", *(f"{name} {losses[step]:.4f}" for name, losses in columns.items()))
 
 
 if __name__ == "__main__":

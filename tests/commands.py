@@ -69,6 +69,7 @@ class Command(contextlib.AbstractContextManager):
     """
 
     def __init__(self, *words, cwd, script="train.py", prefix=(), **env):
+        self._streams = script == "sample.py"  # what a model says has line ends anywhere
         self._out, out = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)  # one write is one packet
         fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, 4096)  # and each packet takes a page
         self._err = tempfile.TemporaryFile("w+")
@@ -100,7 +101,7 @@ class Command(contextlib.AbstractContextManager):
         line = ""
         while not line.endswith("\n") and (piece := self.piece()):
             line += piece
-        assert line.count("\n") <= 1, f"not flushed line by line: {line}"  # I3
+        assert self._streams or line.count("\n") <= 1, f"not flushed line by line: {line}"  # I3
         return line
 
     def until(self, text: str) -> str:

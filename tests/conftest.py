@@ -23,6 +23,13 @@ jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """Compiled programs of one module do not stay for the others: a suite would hold gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of reference models and texts that stands beside a developer's checkout."""
