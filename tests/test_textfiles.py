@@ -95,5 +95,5 @@ def test_max_chars_cuts_the_joined_text(tmp_path):
 
 
 def test_packed_data_under_a_plain_name_says_what_to_call_it(tmp_path):
-    (tmp_path / "a.txt").write_bytes(gzip.compress(b"text"))
+    (tmp_path / "a.txt").write_bytes(gzip.compress(b"text", mtime=0))
     assert "name it a.txt.gz" in refusal(tmp_path / "a.txt")
