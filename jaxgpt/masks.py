@@ -22,19 +22,25 @@ class Visibility:
       k_pos_BS: Position of each key; -1 marks padding or an empty cache slot.
       q_segment_BT: Document number of each query in a packed row, or None for one document.
       k_segment_BS: The same for the keys; None together with the queries'.
+      prefix_B: Length of each row's prefix, whose keys every query of the row sees; None for none.
+        A model with one is a prefix-LM and not a decoder-only transformer (Raffel et al. 2020,
+        section 3.2.1, https://arxiv.org/abs/1910.10683).
       causal: False drops the rule's left side (and its right one): every filled key is seen.
       window: Number of keys a query may see, itself included; None for all of the past.
       plain: Static promise that queries and keys are both at positions 0..T-1 with neither padding
-        nor segments, which lets a kernel work without a mask array.
+        nor segments nor prefix, which lets a kernel work without a mask array.
+      kernel: Name of the attention kernel to use, "auto" to choose; see `jaxgpt.kernels`.
     """
 
     q_pos_BT: Int[Array, "B T"]
     k_pos_BS: Int[Array, "B S"]
     q_segment_BT: Int[Array, "B T"] | None = None
     k_segment_BS: Int[Array, "B S"] | None = None
+    prefix_B: Int[Array, " B"] | None = None
     causal: bool = struct.field(pytree_node=False, default=True)
     window: int | None = struct.field(pytree_node=False, default=None)
     plain: bool = struct.field(pytree_node=False, default=False)
+    kernel: str = struct.field(pytree_node=False, default="auto")
 
     @classmethod
     def full(cls, batch: int, length: int) -> "Visibility":
@@ -44,10 +50,13 @@ class Visibility:
 
     @classmethod
     def of(
-        cls, pos_BT: Int[Array, "B T"], segment_BT: Int[Array, "B T"] | None = None
+        cls,
+        pos_BT: Int[Array, "B T"],
+        segment_BT: Int[Array, "B T"] | None = None,
+        prefix_B: Int[Array, " B"] | None = None,
     ) -> "Visibility":
         """Causal self-attention over tokens at `pos_BT`, each document for itself."""
-        return cls(pos_BT, pos_BT, segment_BT, segment_BT)
+        return cls(pos_BT, pos_BT, segment_BT, segment_BT, prefix_B)
 
     def onto(self, k_pos_BS: Int[Array, "B S"]) -> "Visibility":
         """The same queries over the keys of a cache.
@@ -77,6 +86,9 @@ class Visibility:
             seen_bTS &= distance_bTS >= 0
             if self.window is not None:
                 seen_bTS &= distance_bTS < self.window
+            if self.prefix_B is not None:
+                in_prefix_BS = (k_pos >= 0) & (k_pos < self.prefix_B[:, None])
+                seen_bTS |= in_prefix_BS[:, None, :]
         if self.q_segment_BT is not None and self.k_segment_BS is not None:
             seen_bTS &= self.q_segment_BT[:, :, None] == self.k_segment_BS[:, None, :]
         return seen_bTS

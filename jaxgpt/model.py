@@ -115,9 +115,13 @@ class ModelConfig:
             position=self.position if layer is None else layer.position,
         )
 
-    def build_block(self, index: int, name: str | None = None) -> nn.Module:
+    def build_block(
+        self, index: int, name: str | None = None, rope_length: int | None = None
+    ) -> nn.Module:
         """One block as a module, also for use inside a module of your own."""
         layer = self.layers[index]
+        position = layer.position.at(rope_length or self.context_length)
+        layer = dataclasses.replace(layer, position=position)
         return layer.block.build(self.dims(layer), layer, name=name)
 
     def init_caches(self, batch: int, length: int, dtype: DTypeLike = jnp.float32) -> tuple:
@@ -157,9 +161,12 @@ class GPT(nn.Module):
         embeddings_BTD: Float[Array, "B T D"] | None = None,
         pos_BT: Int[Array, "B T"] | None = None,
         segment_BT: Int[Array, "B T"] | None = None,
+        prefix_B: Int[Array, " B"] | None = None,
         caches: tuple | None = None,
         dropout_key: Key | None = None,
         dtype: DTypeLike | None = None,
+        rope_length: int | None = None,
+        kernel: str = "auto",
         remat: bool = False,
         scan: bool = False,
         last_only: bool = False,
@@ -173,14 +180,18 @@ class GPT(nn.Module):
         x_BTD = x_BTD.astype(dtype or x_BTD.dtype)
         B, T, _ = x_BTD.shape
         visibility = Visibility.full(B, T)
-        if pos_BT is not None or segment_BT is not None or caches is not None:
-            if pos_BT is None:
+        if any(given is not None for given in (pos_BT, segment_BT, prefix_B, caches)):
+            if pos_BT is None and (segment_BT is not None or caches is not None):
                 raise ValueError("segments and caches need pos_BT, the position of each token")
-            visibility = Visibility.of(pos_BT, segment_BT)
+            pos_BT = visibility.q_pos_BT if pos_BT is None else pos_BT
+            visibility = Visibility.of(pos_BT, segment_BT, prefix_B)
+        visibility = dataclasses.replace(visibility, kernel=kernel)
         x_BTD = cfg.position.build(dims, name="position")(x_BTD, visibility.q_pos_BT)
         # Layers fold their index into the key; the embedding's site comes after the last of them.
         x_BTD = dropout(x_BTD, cfg.dropout, fold(dropout_key, cfg.n_layers))
-        x_BTD, caches, aux = self._blocks(x_BTD, visibility, caches, dropout_key, remat, scan)
+        x_BTD, caches, aux = self._blocks(
+            x_BTD, visibility, caches, dropout_key, rope_length, remat, scan
+        )
         x_BTD = cfg.final_norm.build(name="final_norm")(x_BTD[:, -1:] if last_only else x_BTD)
         logits_BTV = cfg.head.build(dims, embed, name="head")(x_BTD)
         return Output(logits_BTV, caches, aux, {})
@@ -191,18 +202,20 @@ class GPT(nn.Module):
         visibility: Visibility,
         caches: tuple | None,
         dropout_key: Key | None,
+        rope_length: int | None,
         remat: bool,
         scan: bool,
     ) -> tuple[Array, tuple | None, dict[str, dict[str, Array]]]:
         """The stack: unrolled and named, or called as functions of their parameters."""
         names = [f"block_{i}" for i in range(self.cfg.n_layers)]
-        blocks = [self.cfg.build_block(i, name) for i, name in enumerate(names)]
+        build = functools.partial(self.cfg.build_block, rope_length=rope_length)
+        blocks = [build(i, name) for i, name in enumerate(names)]
         if (remat or scan) and not self.is_initializing():
             if caches is not None:
                 raise ValueError("remat and scan are for training; caches need neither")
             params = [self.variables["params"][name] for name in names]
             unit = repeating_unit(self.cfg.layers) if scan else None
-            stack = Stack(self.cfg.build_block, params, visibility, dropout_key, remat)
+            stack = Stack(build, params, visibility, dropout_key, remat)
             x_BTD, aux = stack.run(x_BTD, unit)
             return x_BTD, None, {f"block_{i}": aux[i] for i in range(len(blocks))}
         new_caches, aux = [], {}
@@ -235,9 +248,14 @@ def forward(
         pos_BT: Position of each token, -1 for padding; None: 0..T-1. Required with caches and
           segments.
         segment_BT: Document of each token in a packed row; documents do not see each other.
+        prefix_B: Length of each row's prefix, seen by all of the row: a prefix-LM, which is a
+          different model (`jaxgpt.masks`).
         caches: From `cfg.init_caches`; returned extended.
-        dropout_key: Turns dropout on; the same key gives the same masks.
+        dropout_key: Turns training mode on, dropout above all; the same key gives the same masks.
         dtype: Compute dtype; None: that of the embedding table.
+        rope_length: The longest position that calls with these weights and caches will see, for
+          ropes that follow it (dynamic NTK); None: context_length.
+        kernel: Attention kernel, "auto" to choose (`jaxgpt.kernels`).
         remat: Recompute each block in the backward pass.
         scan: Scan over the repeating layers: less compile time for deep models.
         last_only: Logits of the last position alone.

@@ -59,7 +59,7 @@ def test_no_position_changes_nothing():
     x, pos = heads(), jnp.arange(6)[None]
     assert not embed(NoPosition(), pos, 8).any() and rotate(NoPosition(), x, pos) is not None
     assert np.array_equal(rotate(NoPosition(), x, pos), x)
-    assert NoPosition().score_scale() == 1.0 and NoPosition().bias is None
+    assert NoPosition().score_scale() == 1.0 and NoPosition().bias(4) is None
 
 
 def test_rope_pairs_halves():  # N03

@@ -2,9 +2,10 @@
 """Grouped-query attention; multi-head and multi-query attention are two settings of it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -24,7 +25,10 @@ class GQA(AttentionBox):
     Source: Vaswani et al. 2017, section 3.2.2 (multi-head); Shazeer 2019,
       https://arxiv.org/abs/1911.02150 (multi-query); Ainslie et al. 2023,
       https://arxiv.org/abs/2305.13245 (grouped); q/k norm: Dehghani et al. 2023, section 2,
-      https://arxiv.org/abs/2302.05442; window: Beltagy et al. 2020, https://arxiv.org/abs/2004.05150
+      https://arxiv.org/abs/2302.05442, over the whole width: Team OLMo 2024, section 2.1,
+      https://arxiv.org/abs/2501.00656; window: Beltagy et al. 2020, https://arxiv.org/abs/2004.05150;
+      softcap: Gemma Team 2024, section 2, https://arxiv.org/abs/2408.00118; sinks: OpenAI 2025,
+      https://arxiv.org/abs/2508.10925
     """
 
     n_heads: int = 12  # query heads
@@ -33,15 +37,17 @@ class GQA(AttentionBox):
     use_bias: bool = True  # of the q, k and v projections
     use_out_bias: bool | None = None  # of the output projection; None: as use_bias
     window: int | None = None  # keys a query sees, itself included; None: all of the past
-    qk_norm: NormBox | None = None  # norm of each head of q and k, before positions
+    scale: float | None = None  # factor on the scores; None: head_dim ** -0.5
+    softcap: float | None = None  # scores are squashed into (-softcap, softcap); None: they are not
+    sinks: bool = False  # a trained logit for each head that takes a share of the probability
+    qk_norm: NormBox | None = None  # norm of q and of k, before positions
+    qk_norm_of: Literal["head", "each_head", "all"] = (
+        "head"  # heads share, have own, are one vector
+    )
 
     def __post_init__(self) -> None:
-        check_positive(
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_kv_heads,
-            head_dim=self.head_dim,
-            window=self.window,
-        )
+        for name in ("n_heads", "n_kv_heads", "head_dim", "window", "scale", "softcap"):
+            check_positive(**{name: getattr(self, name)})
         if self.n_heads % self.kv_heads:
             divisors = [k for k in range(1, self.n_heads + 1) if self.n_heads % k == 0]
             raise ConfigError(
@@ -71,7 +77,7 @@ class GQA(AttentionBox):
             self.qk_norm.check(dims)
 
     def build(self, dims: Dims, name: str | None = None) -> nn.Module:
-        """The module; parameters `q`, `k`, `v`, `out`, and `q_norm`, `k_norm` where asked for."""
+        """The module; parameters `q`, `k`, `v`, `out`; `q_norm`, `k_norm`, `sinks` if asked for."""
         return _GQA(self, dims, name=name)
 
     def init_cache(self, dims: Dims, batch: int, length: int, dtype: DTypeLike) -> Any:
@@ -94,32 +100,31 @@ class _GQA(nn.Module):
         box, dims, position = self.box, self.dims, self.dims.position
         H, pos_BT = box.width(dims), visibility.q_pos_BT
 
-        def heads(n: int, name: str) -> Float[Array, "B T n H"]:
+        def heads(n: int, name: str, norm: NormBox | None = None) -> Float[Array, "B T n H"]:
             y = Dense(n * H, dims, box.use_bias, name=name)(x_BTD)
-            return y.reshape(*x_BTD.shape[:2], n, H)
+            y = y.reshape(*x_BTD.shape[:2], n, H)
+            return y if norm is None else _normed(y, norm, box.qk_norm_of, f"{name}_norm")
 
-        q_BTNH, k_BTKH, v_BTKH = (
-            heads(box.n_heads, "q"),
-            heads(box.kv_heads, "k"),
-            heads(box.kv_heads, "v"),
-        )
-        if box.qk_norm is not None:
-            q_BTNH = box.qk_norm.build(name="q_norm")(q_BTNH)
-            k_BTKH = box.qk_norm.build(name="k_norm")(k_BTKH)
-        q_BTNH = tap(self, "queries", position.rotate(q_BTNH, pos_BT))
-        k_BSKH = tap(self, "keys", position.rotate(k_BTKH, pos_BT))
-        v_BSKH = tap(self, "values", v_BTKH)
+        q_BTNH = position.rotate(heads(box.n_heads, "q", box.qk_norm), pos_BT)
+        k_BSKH = position.rotate(heads(box.kv_heads, "k", box.qk_norm), pos_BT)
+        q_BTNH, k_BSKH = tap(self, "queries", q_BTNH), tap(self, "keys", k_BSKH)
+        v_BSKH = tap(self, "values", heads(box.kv_heads, "v"))
         if cache is not None:
             cache = cache.extend(k_BSKH, v_BSKH, pos_BT)
             k_BSKH, v_BSKH = cache.k_BSKH, cache.v_BSKH
             visibility = visibility.onto(cache.pos_BS)
+        sinks_N = None
+        if box.sinks:
+            sinks_N = self.param("sinks", nn.initializers.zeros, (box.n_heads,), jnp.float32)
         y_BTNH = attend(
             q_BTNH,
             k_BSKH,
             v_BSKH,
             dataclasses.replace(visibility, window=box.window),
-            scale=position.score_scale() * H**-0.5,
-            bias=position.bias,
+            scale=position.score_scale() * (box.scale or H**-0.5),
+            softcap=box.softcap,
+            bias=position.bias(box.n_heads),
+            sinks_N=sinks_N,
             dropout_rate=dims.dropout,
             dropout_key=dropout_key,
             tap=lambda name, x: tap(self, name, x),
@@ -128,3 +133,20 @@ class _GQA(nn.Module):
         out_bias = box.use_bias if box.use_out_bias is None else box.use_out_bias
         y_BTD = Dense(x_BTD.shape[-1], dims, out_bias, residual=True, name="out")(y)
         return tap(self, "out", y_BTD), cache
+
+
+def _normed(y_BTNH: Array, norm: NormBox, of: str, name: str) -> Array:
+    """Queries or keys after their norm; see `GQA.qk_norm_of`."""
+    if of == "all":
+        flat = y_BTNH.reshape(*y_BTNH.shape[:2], -1)
+        return norm.build(name=name)(flat).reshape(y_BTNH.shape)
+    if of == "head":
+        return norm.build(name=name)(y_BTNH)
+    each = nn.vmap(
+        lambda module, y_BTH: module(y_BTH),
+        in_axes=2,
+        out_axes=2,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+    )
+    return each(norm.build(name=name), y_BTNH)

@@ -15,9 +15,10 @@ Subclass one of the kinds below in any file of any package: nothing has to be re
 | EmbedBox    | `(tokens_BT, dtype) -> x_BTD`; `attend(x_BTD) -> logits_BTV` for a tied head   |
 | HeadBox     | `x_BTD -> logits_BTV`                                                        |
 | InitBox     | builds no module: initialisers for the parameters of the others              |
+| RopeScaling | builds no module: what a rotary position box does beyond the trained length  |
 
 Modules compute in the dtype of `x`, keep parameters in float32 and cast them where they are used.
-Mode is a call argument: no `dropout_key` means no dropout, no `cache` means no cache. A box that
+Mode is a call argument: a `dropout_key` means training, no `cache` means no cache. A box that
 cannot do something raises; it never ignores an argument. `aux` is a small dict: an entry whose name
 ends in `_loss` is added to the training loss, the others are metrics.
 """
@@ -34,6 +35,8 @@ import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
+
+from jaxgpt.shapes import Params
 
 if TYPE_CHECKING:
     from jaxgpt.layers import Layer
@@ -118,10 +121,33 @@ class PositionBox(Box):
         """A further factor on the scores."""
         return 1.0
 
-    @property
-    def bias(self) -> Any:
+    def bias(self, n_heads: int) -> Any:
         """Scores to add, a function `(q_pos_BT, k_pos_BS) -> (B, N, T, S)`, or None."""
         return None
+
+    def at(self, length: int) -> "PositionBox":
+        """This box for a call that declares its longest position, in tokens; usually itself."""
+        return self
+
+
+class RopeScaling(Box):
+    """How a rotary position box serves contexts longer than those it was trained on."""
+
+    def rates(self, rate_I: Float[Array, " I"], theta: float) -> Float[Array, " I"]:
+        """Radians per token of each pair of channels, from those of the plain rope."""
+        return rate_I
+
+    def magnitude(self) -> float:
+        """Factor on the rotated queries and keys."""
+        return 1.0
+
+    def score_scale(self) -> float:
+        """Factor on the scores."""
+        return 1.0
+
+    def at(self, length: int) -> "RopeScaling":
+        """This box for a call that declares its longest position, in tokens; usually itself."""
+        return self
 
 
 class _Unchanged(nn.Module):
@@ -154,6 +180,15 @@ class FFNBox(Box):
     def build(self, dims: Dims, name: str | None = None) -> nn.Module:
         """The module `(x_BTD, valid_BT, dropout_key) -> (y_BTD, aux)`."""
         raise NotImplementedError
+
+    def update(self, params: Params, aux: Mapping[str, Array]) -> Params:
+        """Parameters after a training step that follow a rule instead of a gradient; usually none.
+
+        Args:
+          params: Those of one layer's FFN, after the optimizer's update.
+          aux: What its module returned, summed over the micro-batches of the step.
+        """
+        return params
 
 
 class BlockBox(Box):

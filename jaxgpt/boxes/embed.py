@@ -8,24 +8,31 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxgpt.boxes.base import Dims, EmbedBox, tap
-from jaxgpt.boxes.dense import padded
+from jaxgpt.boxes.base import Dims, EmbedBox, check_positive, tap
+from jaxgpt.boxes.dense import Dense, padded
 
 
 @dataclasses.dataclass(frozen=True)
 class Embed(EmbedBox):
-    """Rows of a [vocabulary, d_model] table, optionally times sqrt(d_model).
+    """Rows of a [vocabulary, width] table, optionally times sqrt(d_model).
+
+    A width that is not d_model is projected to it without bias, and back for a tied head.
 
     The table has `padded_vocab_size` rows; those past `vocab_size` are zero, are never looked up,
     and get neither gradient nor decay.
 
-    Source: Vaswani et al. 2017, section 3.4 (the factor)
+    Source: Vaswani et al. 2017, section 3.4 (the factor); the projections are those of OPT-350M:
+      Zhang et al. 2022, https://arxiv.org/abs/2205.01068
     """
 
     scale: bool = False  # multiply by sqrt(d_model)
+    width: int | None = None  # columns of the table; None: d_model
+
+    def __post_init__(self) -> None:
+        check_positive(width=self.width)
 
     def build(self, dims: Dims, name: str | None = None) -> nn.Module:
-        """The module; parameter `embedding` [padded vocabulary, d_model]."""
+        """The module; parameters `embedding` [padded vocabulary, width] and the projections."""
         return _Embed(self, dims, name=name)
 
 
@@ -36,8 +43,12 @@ class _Embed(nn.Module):
     def setup(self) -> None:
         dims = self.dims
         init = padded(dims.init.embedding(), (dims.padded_vocab_size - dims.vocab_size, 0))
-        shape = (dims.padded_vocab_size, dims.d_model)
+        width = self.box.width or dims.d_model
+        shape = (dims.padded_vocab_size, width)
         self.embedding_VD = self.param("embedding", init, shape, jnp.float32)
+        if width != dims.d_model:  # those that are not called have no parameters
+            self.project_in = Dense(dims.d_model, dims, use_bias=False)
+            self.project_out = Dense(width, dims, use_bias=False)
 
     def __call__(
         self, tokens_BT: Int[Array, "B T"], dtype: DTypeLike | None = None
@@ -46,6 +57,8 @@ class _Embed(nn.Module):
         valid_BT1 = ((tokens_BT >= 0) & (tokens_BT < self.dims.vocab_size))[..., None]
         x_BTD = jnp.where(valid_BT1, self.embedding_VD[tokens_BT], jnp.nan)
         x_BTD = x_BTD.astype(dtype or self.embedding_VD.dtype)
+        if x_BTD.shape[-1] != self.dims.d_model:
+            x_BTD = self.project_in(x_BTD)
         if self.box.scale:
             x_BTD *= jnp.asarray(self.dims.d_model**0.5, x_BTD.dtype)
         return tap(self, "out", x_BTD)
@@ -53,5 +66,7 @@ class _Embed(nn.Module):
     def attend(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Products with every row of the table."""
         table_VD = self.embedding_VD.astype(x_BTD.dtype)
+        if table_VD.shape[1] != self.dims.d_model:
+            x_BTD = self.project_out(x_BTD)
         logits = x_BTD.reshape(-1, x_BTD.shape[-1]) @ table_VD.T
         return logits.reshape(*x_BTD.shape[:-1], -1)

@@ -14,11 +14,12 @@ from jaxgpt.boxes.base import Dims, FFNBox, check_positive, tap
 from jaxgpt.boxes.dense import Dense
 from jaxgpt.shapes import Key
 
-Activation = Literal["gelu_tanh", "gelu", "relu", "relu_squared", "silu"]
+Activation = Literal["gelu_tanh", "gelu", "gelu_sigmoid", "relu", "relu_squared", "silu"]
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),  # GPT-2's "gelu_new"
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_sigmoid": lambda x: x * jax.nn.sigmoid(1.702 * x),  # Hendrycks & Gimpel 2016, section 2
     "relu": jax.nn.relu,
     "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),  # So et al. 2021, Primer
     "silu": jax.nn.silu,
@@ -40,6 +41,10 @@ class MLP(FFNBox):
     def __post_init__(self) -> None:
         check_positive(d_ff=self.d_ff)
 
+    def width(self, dims: Dims) -> int:
+        """F, with None resolved."""
+        return self.d_ff or 4 * dims.d_model
+
     def build(self, dims: Dims, name: str | None = None) -> nn.Module:
         """The module; parameters `up` and `down`."""
         return _MLP(self, dims, name=name)
@@ -56,7 +61,7 @@ class _MLP(nn.Module):
         valid_BT: Bool[Array, "B T"],
         dropout_key: Key | None = None,
     ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
-        box, d_ff = self.box, self.box.d_ff or 4 * self.dims.d_model
+        box, d_ff = self.box, self.box.width(self.dims)
         h_BTF = Dense(d_ff, self.dims, box.use_bias, name="up")(x_BTD)
         h_BTF = tap(self, "hidden", ACTIVATIONS[box.activation](h_BTF))
         down = Dense(x_BTD.shape[-1], self.dims, box.use_bias, residual=True, name="down")
@@ -67,15 +72,30 @@ class _MLP(nn.Module):
 class GatedMLP(FFNBox):
     """`W_down (activation(W_gate x) * W_up x)`: SwiGLU with "silu", GeGLU with "gelu_tanh".
 
-    Source: Shazeer 2020, eq. 6, https://arxiv.org/abs/2002.05202
+    Source: Shazeer 2020, eq. 6, https://arxiv.org/abs/2002.05202; limit and offset: OpenAI 2025
+      (gpt-oss), https://arxiv.org/abs/2508.10925
     """
 
     d_ff: int | None = None  # hidden width; None: 8/3 d_model rounded up to a multiple of 32
     activation: Activation = "silu"  # of the gate
     use_bias: bool = False  # on all three matrices
+    limit: float | None = None  # gate is clipped to at most it, up to within plus and minus it
+    up_offset: float = 0.0  # added to up
 
     def __post_init__(self) -> None:
-        check_positive(d_ff=self.d_ff)
+        check_positive(d_ff=self.d_ff, limit=self.limit)
+
+    def width(self, dims: Dims) -> int:
+        """F, with None resolved."""
+        return self.d_ff or -(-8 * dims.d_model // 96) * 32
+
+    def hidden(
+        self, gate: Float[Array, "... F"], up: Float[Array, "... F"]
+    ) -> Float[Array, "... F"]:
+        """What `down` is applied to."""
+        if self.limit is not None:
+            gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
+        return ACTIVATIONS[self.activation](gate) * (up + self.up_offset)
 
     def build(self, dims: Dims, name: str | None = None) -> nn.Module:
         """The module; parameters `gate`, `up` and `down`."""
@@ -93,9 +113,9 @@ class _GatedMLP(nn.Module):
         valid_BT: Bool[Array, "B T"],
         dropout_key: Key | None = None,
     ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
-        box, d_ff = self.box, self.box.d_ff or -(-8 * self.dims.d_model // 96) * 32
+        box, d_ff = self.box, self.box.width(self.dims)
         gate_BTF = Dense(d_ff, self.dims, box.use_bias, name="gate")(x_BTD)
         up_BTF = Dense(d_ff, self.dims, box.use_bias, name="up")(x_BTD)
-        h_BTF = tap(self, "hidden", ACTIVATIONS[box.activation](gate_BTF) * up_BTF)
+        h_BTF = tap(self, "hidden", box.hidden(gate_BTF, up_BTF))
         down = Dense(x_BTD.shape[-1], self.dims, box.use_bias, residual=True, name="down")
         return tap(self, "out", down(h_BTF)), {}

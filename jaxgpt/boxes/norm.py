@@ -48,11 +48,15 @@ class _LayerNorm(nn.Module):
 class RMSNorm(NormBox):
     """`scale * x / sqrt(mean(x^2) + eps)`; normalised in float32, cast, then multiplied.
 
-    Source: Zhang & Sennrich 2019, eq. 4, https://arxiv.org/abs/1910.07467; the order of cast and
-      multiplication is Llama's.
+    With `one_plus` the factor is `1 + scale`, multiplied in float32 before the cast, and the scale
+    starts at zero, so that weight decay would pull the factor towards one.
+
+    Source: Zhang & Sennrich 2019, eq. 4, https://arxiv.org/abs/1910.07467; the orders of cast and
+      multiplication are Llama's and Gemma's (https://arxiv.org/abs/2403.08295).
     """
 
     eps: float = 1e-5  # added to the mean square
+    one_plus: bool = False  # multiply by 1 + scale
 
     def __post_init__(self) -> None:
         check_positive(eps=self.eps)
@@ -69,6 +73,8 @@ class _RMSNorm(nn.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         x32 = wide(x)
         y = x32 * jax.lax.rsqrt((x32 * x32).mean(-1, keepdims=True) + self.box.eps)
+        if self.box.one_plus:
+            return (y * (1.0 + _vector(self, "scale", nn.initializers.zeros, x))).astype(x.dtype)
         return y.astype(x.dtype) * _vector(self, "scale", nn.initializers.ones, x).astype(x.dtype)
 
 

@@ -22,30 +22,38 @@ class Learned(PositionBox):
     """A trained vector for each of `context_length` positions, added to the embedding.
 
     Source: Radford et al. 2018 (GPT), section 3.1; Gehring et al. 2017, section 3.1,
-      https://arxiv.org/abs/1705.03122
+      https://arxiv.org/abs/1705.03122; the offset is OPT's, whose first two rows stand for padding:
+      Zhang et al. 2022, https://arxiv.org/abs/2205.01068
     """
 
+    offset: int = 0  # rows in front of that of position 0
+
+    def __post_init__(self) -> None:
+        if self.offset < 0:
+            raise ConfigError(f"offset={self.offset} is negative")
+
     def build(self, dims: Dims, name: str | None = None) -> nn.Module:
-        """The module; parameter `embedding` [context_length, d_model]."""
-        return _Learned(dims, name=name)
+        """The module; parameter `embedding` [offset + context_length, d_model]."""
+        return _Learned(self, dims, name=name)
 
 
 class _Learned(nn.Module):
+    box: Learned
     dims: Dims
 
     @nn.compact
     def __call__(
         self, x_BTD: Float[Array, "B T D"], pos_BT: Int[Array, "B T"]
     ) -> Float[Array, "B T D"]:
-        length = self.dims.context_length
+        length, offset = self.dims.context_length, self.box.offset
         if x_BTD.shape[1] > length:
             raise ValueError(f"{x_BTD.shape[1]} tokens exceed context_length={length}")
         table_SD = self.param(
-            "embedding", self.dims.init.embedding(), (length, x_BTD.shape[-1]), jnp.float32
+            "embedding", self.dims.init.embedding(), (offset + length, x_BTD.shape[-1]), jnp.float32
         )
         # A position past the table would otherwise be clamped to the last one in silence.
         rows_BTD = jnp.take(
-            table_SD, jnp.maximum(pos_BT, 0), axis=0, mode="fill", fill_value=jnp.nan
+            table_SD, jnp.maximum(pos_BT, 0) + offset, axis=0, mode="fill", fill_value=jnp.nan
         )
         return x_BTD + rows_BTD.astype(x_BTD.dtype)
 

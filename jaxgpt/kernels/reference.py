@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scaled dot-product attention. `attend` is the reference that any faster kernel is tested against.
+"""Scaled dot-product attention in plain JAX: what any faster kernel is tested against.
 
 It builds the score matrix, so its memory grows with T * S; scores and softmax are in float32.
 """
@@ -35,34 +35,42 @@ def dropout(x: Float[Array, "..."], rate: float, key: Key | None) -> Float[Array
 def attend(
     q_BTNH: Float[Array, "B T N H"],
     k_BSKH: Float[Array, "B S K H"],
-    v_BSKH: Float[Array, "B S K H"],
+    v_BSKP: Float[Array, "B S K P"],
     visibility: Visibility,
     *,
     scale: float,
+    softcap: float | None = None,
     bias: ScoreBias | None = None,
+    sinks_N: Float[Array, " N"] | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Key | None = None,
     tap: Callable[[str, Array], Array] = lambda name, x: x,
-) -> Float[Array, "B T N H"]:
-    """Softmax(scale * q k^T + bias, over visible keys) v, with N/K query heads to a key head.
+) -> Float[Array, "B T N P"]:
+    """Softmax(cap(scale * q k^T) + bias, over visible keys) v, with N/K query heads to a key head.
 
     Query head n reads key/value head n // (N/K). A query that sees nothing gives zero.
 
     Args:
       q_BTNH: Queries. N must be a multiple of K.
       k_BSKH: Keys.
-      v_BSKH: Values. What stands in slots that are not filled has no influence, NaN included.
+      v_BSKP: Values, of a width P of their own. What stands in slots that are not filled has no
+        influence, NaN included.
       visibility: Who sees whom.
       scale: Factor on the scores, usually H**-0.5.
+      softcap: Scores become softcap * tanh(scores / softcap), before bias and mask, or None.
       bias: Scores to add before the mask (ALiBi), or None.
+      sinks_N: For each query head the score of one more key, whose value is zero: it takes a share
+        of the probability. None: no sinks.
       dropout_rate: Rate on the probabilities.
       dropout_key: None for no dropout.
-      tap: Called at `scores` and `probs`, both (B, N, T, S).
+      tap: Called at `scores` (scaled and capped) and `probs`, both (B, N, T, S).
 
     Numerics: scores and softmax in float32, probabilities cast to the values' dtype.
-    Cost: 4 B N T S H FLOPs; 4 B N T S bytes for the scores.
+    Cost: 2 B N T S (H + P) FLOPs; 4 B N T S bytes for the scores.
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads: Ainslie et
-      al. 2023, https://arxiv.org/abs/2305.13245
+      al. 2023, https://arxiv.org/abs/2305.13245; softcap: Gemma Team 2024, section 2,
+      https://arxiv.org/abs/2408.00118; sinks: Xiao et al. 2023, https://arxiv.org/abs/2309.17453,
+      as a trained logit: OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925
     """
     (B, T, N, H), (_, S, K, _) = q_BTNH.shape, k_BSKH.shape
     # One contiguous batch of B*K plain matrix products: about twice as fast on CPU as an einsum
@@ -70,20 +78,30 @@ def attend(
     q = q_BTNH.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4).reshape(B * K, -1, H)
     k = k_BSKH.transpose(0, 2, 1, 3).reshape(B * K, S, H)
     if not visibility.plain:  # zero times NaN is NaN
-        v_BSKH = jnp.where(visibility.k_pos_BS[:, :, None, None] >= 0, v_BSKH, 0)
-    v = v_BSKH.transpose(0, 2, 1, 3).reshape(B * K, S, H)
+        v_BSKP = jnp.where(visibility.k_pos_BS[:, :, None, None] >= 0, v_BSKP, 0)
+    v = v_BSKP.transpose(0, 2, 1, 3).reshape(B * K, S, -1)
 
     score_dtype = jnp.promote_types(q.dtype, jnp.float32)
     scores = jnp.einsum("bqh,bsh->bqs", q, k, preferred_element_type=score_dtype)
-    scores_BNTS = tap("scores", scores.reshape(B, N, T, S) * scale)
+    scores_BNTS = scores.reshape(B, N, T, S) * scale
+    if softcap is not None:
+        scores_BNTS = softcap * jnp.tanh(scores_BNTS / softcap)
+    scores_BNTS = tap("scores", scores_BNTS)
     if bias is not None:
         scores_BNTS += bias(visibility.q_pos_BT, visibility.k_pos_BS)
     seen_b1TS = visibility.mask()[:, None]
     scores_BNTS = jnp.where(seen_b1TS, scores_BNTS, MASKED)
-    top_BNT1 = jax.lax.stop_gradient(scores_BNTS.max(-1, keepdims=True))
+    top_BNT1 = scores_BNTS.max(-1, keepdims=True)
+    if sinks_N is not None:
+        sinks_1N11 = sinks_N.astype(score_dtype)[None, :, None, None]
+        top_BNT1 = jnp.maximum(top_BNT1, sinks_1N11)
+    top_BNT1 = jax.lax.stop_gradient(top_BNT1)
     weights_BNTS = jnp.where(seen_b1TS, jnp.exp(scores_BNTS - top_BNT1), 0.0)
-    total_BNT1 = jnp.maximum(weights_BNTS.sum(-1, keepdims=True), 1e-30)
+    total_BNT1 = weights_BNTS.sum(-1, keepdims=True)
+    if sinks_N is not None:
+        total_BNT1 += jnp.exp(sinks_1N11 - top_BNT1)
+    total_BNT1 = jnp.maximum(total_BNT1, 1e-30)
     probs_BNTS = tap("probs", weights_BNTS / total_BNT1)
     probs_BNTS = dropout(probs_BNTS.astype(v.dtype), dropout_rate, dropout_key)
     y = jnp.einsum("bqs,bsh->bqh", probs_BNTS.reshape(B * K, -1, S), v)
-    return y.reshape(B, N, T, H).transpose(0, 2, 1, 3)
+    return y.reshape(B, N, T, -1).transpose(0, 2, 1, 3)
