@@ -24,7 +24,6 @@ from commands import (
     Command,
     checkpoints,
     digest,
-    make_run,
     only_error,
     steps,
     train,
@@ -41,28 +40,6 @@ from jaxgpt.train.files import read_metrics
 from jaxgpt.train.runfolder import RunFolder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's pipes")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """An uninterrupted run."""
-    return make_run(tmp_path_factory.mktemp("finished"))
-
-
-@pytest.fixture
-def fresh(tmp_path, monkeypatch):
-    """The current folder, with the text alone."""
-    (tmp_path / "text.txt").write_text(TEXT)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def copy(finished, tmp_path, monkeypatch):
-    """The current folder, with a copy of the finished run."""
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def verify(folder, wanted):

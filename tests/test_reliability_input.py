@@ -17,33 +17,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from commandline import ROOT, error_line
-from commands import ENV, LIMIT_S, TEXT, checkpoints, digest, make_run, steps, train, tree
+from commands import ENV, LIMIT_S, TEXT, checkpoints, digest, steps, train, tree
 
 from jaxgpt import cli
 from jaxgpt.cli import sample as sampling
 from jaxgpt.data.tokens import HEADER_BYTES
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """An uninterrupted run."""
-    return make_run(tmp_path_factory.mktemp("finished"))
-
-
-@pytest.fixture
-def fresh(tmp_path, monkeypatch):
-    """The current folder, with the text alone."""
-    (tmp_path / "text.txt").write_text(TEXT)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def copy(finished, tmp_path, monkeypatch):
-    """The current folder, with a copy of the finished run."""
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

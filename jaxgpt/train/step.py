@@ -45,8 +45,8 @@ def init_state(cfg: ModelConfig, tx: optax.GradientTransformation, seed: int) ->
 
 def loss_sum(
     params: Params, cfg: ModelConfig, train: TrainConfig, batch: Batch, key: Key | None
-) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]]]:
-    """Sum of the loss over trained tokens, and (sum of nats, number of tokens).
+) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""], Any]]:
+    """Sum of the loss over trained tokens, and (sum of nats, number of tokens, the boxes' aux).
 
     Sums, not means: micro-batches and devices add up, whatever share of the tokens each has. A
     box's auxiliary losses count once per token.
@@ -63,7 +63,7 @@ def loss_sum(
     )
     n = batch.weights_BT.sum()
     nats = (token_nats(out.logits_BTV, batch.targets_BT) * batch.weights_BT).sum()
-    return nats + n * aux_loss(out.aux), (nats, n)
+    return nats + n * aux_loss(out.aux), (nats, n, out.aux)
 
 
 def train_step(
@@ -81,25 +81,27 @@ def train_step(
     back unchanged.
 
     Returns:
-      The new state, and `loss_nats`, `grad_norm` (before clipping), `n_tokens`, `finite`.
+      The new state, and `loss_nats`, `grad_norm` (before clipping), `n_tokens`, `finite`, and the
+      mean over layers of each single number that boxes return in their aux.
     """
-    key = jax.random.fold_in(state.key, state.step) if cfg.dropout else None
+    key = jax.random.fold_in(state.key, state.step)
     grad = jax.grad(loss_sum, has_aux=True)
 
     def micro_step(total, micro):
         index, rows = micro
-        micro_key = None if key is None else jax.random.fold_in(key, index)
-        return jax.tree.map(jnp.add, total, grad(state.params, cfg, train, rows, micro_key)), None
+        grads, sums = grad(state.params, cfg, train, rows, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, total, grads), sums
 
     if train.accumulate == 1:
-        grads, (nats, n) = grad(state.params, cfg, train, batch, key)
+        grads, (nats, n, aux) = grad(state.params, cfg, train, batch, key)
     else:
         micro_batches = jax.tree.map(
             lambda x: x.reshape(-1, train.accumulate, *x.shape[1:]).swapaxes(0, 1), batch
         )
-        zeros = jax.tree.map(jnp.zeros_like, state.params), (jnp.zeros(()), jnp.zeros(()))
+        zeros = jax.tree.map(jnp.zeros_like, state.params)
         indexed = (jnp.arange(train.accumulate), micro_batches)
-        (grads, (nats, n)), _ = jax.lax.scan(micro_step, zeros, indexed)
+        grads, sums = jax.lax.scan(micro_step, zeros, indexed)
+        nats, n, aux = jax.tree.map(lambda x: x.sum(0), sums)
 
     grads = jax.tree.map(lambda g: g / jnp.maximum(n, 1.0), grads)
     grad_norm = optax.tree.norm(grads)
@@ -108,12 +110,32 @@ def train_step(
     new = dataclasses.replace(
         state,
         step=state.step + 1,
-        params=optax.apply_updates(state.params, updates),
+        params=_by_rule(cfg, optax.apply_updates(state.params, updates), aux),
         opt_state=opt_state,
     )
     state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
     loss_nats = nats / jnp.maximum(n, 1.0)
-    return state, dict(loss_nats=loss_nats, grad_norm=grad_norm, n_tokens=n, finite=finite)
+    metrics = dict(loss_nats=loss_nats, grad_norm=grad_norm, n_tokens=n, finite=finite)
+    return state, metrics | _means(aux, train.accumulate)
+
+
+def _by_rule(cfg: ModelConfig, params: Any, aux: dict[str, dict[str, Array]]) -> Params:
+    """The parameters that no gradient moves, moved by the rules of their boxes."""
+    params = dict(params)
+    for layer, (name, values) in zip(cfg.layers, aux.items(), strict=True):
+        ffn = params[name]["ffn"]
+        params[name] = {**params[name], "ffn": layer.ffn.update(ffn, values)}
+    return params
+
+
+def _means(aux: dict[str, dict[str, Array]], accumulate: int) -> dict[str, Array]:
+    """The mean over layers and micro-batches of the entries that are single numbers."""
+    values: dict[str, list[Array]] = {}
+    for layer in aux.values():
+        for name, value in layer.items():
+            if value.ndim == 0:
+                values.setdefault(name, []).append(value / accumulate)
+    return {name: jnp.stack(each).mean() for name, each in values.items()}
 
 
 def eval_step(
