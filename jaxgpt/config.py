@@ -37,7 +37,7 @@ from jaxgpt.data.config import DataConfig
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import Layer, ModelConfig
 from jaxgpt.study.config import ShowConfig
-from jaxgpt.train.config import OptimConfig, TrainConfig
+from jaxgpt.train.config import LoraConfig, OptimConfig, TrainConfig
 
 FREE = frozenset(
     {"train.steps", "train.keep", "train.save_every", "train.eval_every", "train.log_every"}
@@ -59,6 +59,7 @@ class RunConfig:
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
+    lora: LoraConfig = LoraConfig()
     show: ShowConfig = ShowConfig()
 
     def __post_init__(self) -> None:

@@ -21,9 +21,10 @@ from jaxgpt.errors import DivergedError
 from jaxgpt.losses import Score
 from jaxgpt.model import ModelConfig
 from jaxgpt.shapes import Params
+from jaxgpt.train import lora as adapters
 from jaxgpt.train import sharding
 from jaxgpt.train.checkpoint import Checkpoints
-from jaxgpt.train.config import OptimConfig, TrainConfig
+from jaxgpt.train.config import LoraConfig, OptimConfig, TrainConfig
 from jaxgpt.train.devices import describe_devices
 from jaxgpt.train.evaluate import evaluate
 from jaxgpt.train.files import MetricsWriter
@@ -38,8 +39,12 @@ from jaxgpt.train.step import TrainState, eval_step, init_state, train_step
 Hook = Callable[[int, Params, dict[str, float]], str | None]
 # Called with each record of metrics.jsonl, from then on its own.
 Listener = Callable[[dict[str, Any]], None]
+# Called with the abstract parameters of the model; returns them with their values.
+Weights = Callable[[Params], Params]
 # Called when the last step is done and saved; a line that it returns is shown.
 Ending = Callable[[Params], str | None]
+
+_NO_LORA = LoraConfig()
 
 
 def fit(
@@ -49,6 +54,8 @@ def fit(
     optim: OptimConfig,
     train: TrainConfig,
     *,
+    lora: LoraConfig = _NO_LORA,
+    weights: Weights | None = None,
     hooks: Sequence[Hook] = (),
     listeners: Sequence[Listener] = (),
     endings: Sequence[Ending] = (),
@@ -65,6 +72,9 @@ def fit(
       data: The text; must be what the run began with.
       optim: The optimizer.
       train: Length, batch, intervals.
+      lora: Adapters to train instead of the model.
+      weights: Gives the parameters that a new run begins with, from their abstract form (shapes,
+        dtypes, shardings); None: fresh ones. A run that goes on does not ask for them.
       hooks: Called after each evaluation.
       listeners: Called with each record of metrics.
       endings: Called once the run is complete, not where it was already.
@@ -90,14 +100,14 @@ def fit(
             f"validation tokens, {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,}"
         )
         horizon = facts.setdefault("horizon", train.steps)
-        trainer = Trainer(model, optim, train, tokens, tokenizer, horizon)
+        trainer = Trainer(model, optim, train, lora, tokens, tokenizer, horizon)
         with Checkpoints(
             folder.checkpoints_path,
             keep=train.keep,
             on_saved=lambda step: out.say(f"saved step {step}"),
             warn=lambda line: out.say(f"warning: {line}"),
         ) as checkpoints:
-            state, start = trainer.begin(checkpoints)
+            state, start = trainer.begin(checkpoints, weights)
             if start >= train.steps:
                 out.say(
                     f"{folder.path.name} is finished at step {start}; nothing is done. "
@@ -112,7 +122,7 @@ def fit(
             params = trainer.run(state, start, checkpoints, out, signals, hooks)
             checkpoints.wait()
             for ending in endings:
-                out.say_if(ending(params))
+                out.say_if(ending(trainer.merged(params)))
         out.say(f"done: {folder.path}")
 
 
@@ -124,6 +134,7 @@ class Trainer:
         model: ModelConfig,
         optim: OptimConfig,
         train: TrainConfig,
+        lora: LoraConfig,
         tokens: TokenFile,
         tokenizer: Tokenizer,
         horizon: int,
@@ -133,24 +144,28 @@ class Trainer:
         self.batches = Batches(tokens.train, model.context_length, train.batch_size, train.seed)
         mesh, tx = sharding.make_mesh(), optimizer(optim, horizon)
         self.rows = sharding.batch_sharding(mesh)
-        init = functools.partial(init_state, model, tx, train.seed)
+        init = functools.partial(init_state, model, tx, train.seed, lora=lora)
         self.abstract = sharding.state_shardings(mesh, jax.eval_shape(init))
         whole = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
-        self.init = jax.jit(init, out_shardings=whole)
+        self.init = jax.jit(init, out_shardings=whole, donate_argnums=0)
+        self.merged = (
+            jax.jit(functools.partial(adapters.merged, cfg=lora)) if lora.rank else lambda p: p
+        )
         self.step = jax.jit(
-            functools.partial(train_step, cfg=model, tx=tx, train=train),
+            functools.partial(train_step, cfg=model, tx=tx, train=train, lora=lora),
             in_shardings=(whole, self.rows),
             out_shardings=(whole, None),
             donate_argnums=0,
         )
-        self.nats = jax.jit(functools.partial(eval_step, cfg=model, train=train))
+        self.nats = jax.jit(functools.partial(eval_step, cfg=model, train=train, lora=lora))
 
-    def begin(self, checkpoints: Checkpoints) -> tuple[TrainState, int]:
+    def begin(self, checkpoints: Checkpoints, weights: Weights | None) -> tuple[TrainState, int]:
         """The newest verified state and its step, or a fresh one at step 0."""
         abstract = self.abstract
         restored = checkpoints.restore(abstract.params, dataclasses.replace(abstract, params=None))
         if restored is None:
-            return self.init(), 0
+            model = {name: leaf for name, leaf in abstract.params.items() if name != adapters.NAME}
+            return self.init(*(() if weights is None else (weights(model),))), 0
         return dataclasses.replace(restored.rest, params=restored.params), restored.step
 
     def run(
@@ -226,7 +241,7 @@ class Trainer:
         if score is not None:
             out.score(step, score)
             for hook in hooks:
-                out.say_if(hook(step, params, score.metrics()))
+                out.say_if(hook(step, self.merged(params), score.metrics()))
         return score
 
     def _save(

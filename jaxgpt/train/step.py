@@ -2,7 +2,8 @@
 """One optimizer step and one evaluation batch, as pure functions."""
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,10 @@ from jaxgpt.data.batches import Batch
 from jaxgpt.losses import aux_loss, token_nats
 from jaxgpt.model import ModelConfig, forward, init_params
 from jaxgpt.shapes import Key, Params
-from jaxgpt.train.config import TrainConfig
+from jaxgpt.train.config import LoraConfig, TrainConfig
+from jaxgpt.train.lora import init_lora, merged, split
+
+_NO_LORA = LoraConfig()
 
 
 @struct.dataclass
@@ -36,11 +40,29 @@ class TrainState:
     extra: Any = struct.field(default_factory=dict)
 
 
-def init_state(cfg: ModelConfig, tx: optax.GradientTransformation, seed: int) -> TrainState:
-    """A fresh state; jit it with out_shardings to create it where it belongs."""
+def init_state(
+    cfg: ModelConfig,
+    tx: optax.GradientTransformation,
+    seed: int,
+    params: Params | None = None,
+    *,
+    lora: LoraConfig = _NO_LORA,
+) -> TrainState:
+    """A fresh state; jit it with out_shardings to create it where it belongs.
+
+    Args:
+      cfg: The model.
+      tx: The optimizer; what is frozen gets no moments.
+      seed: Of parameters, adapters and dropout.
+      params: To begin with; None: fresh ones.
+      lora: Whether adapters are trained instead of the model.
+    """
     key = jax.random.key(seed)
-    params = init_params(cfg, jax.random.fold_in(key, 0))
-    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jax.random.fold_in(key, 1))
+    if params is None:
+        params = init_params(cfg, jax.random.fold_in(key, 0))
+    params = init_lora(params, lora, jax.random.fold_in(key, 2))
+    opt_state = tx.init(split(params, lora)[0])
+    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, jax.random.fold_in(key, 1))
 
 
 def loss_sum(
@@ -73,6 +95,7 @@ def train_step(
     cfg: ModelConfig,
     tx: optax.GradientTransformation,
     train: TrainConfig,
+    lora: LoraConfig = _NO_LORA,
 ) -> tuple[TrainState, dict[str, Array]]:
     """Gradients of the mean loss over the batch's trained tokens, then one update.
 
@@ -85,20 +108,24 @@ def train_step(
       mean over layers of each single number that boxes return in their aux.
     """
     key = jax.random.fold_in(state.key, state.step)
-    grad = jax.grad(loss_sum, has_aux=True)
+    trained, frozen = split(state.params, lora)
+
+    @functools.partial(jax.grad, has_aux=True)
+    def grad(trained, rows, key):
+        return loss_sum(merged({**frozen, **trained}, lora), cfg, train, rows, key)
 
     def micro_step(total, micro):
         index, rows = micro
-        grads, sums = grad(state.params, cfg, train, rows, jax.random.fold_in(key, index))
+        grads, sums = grad(trained, rows, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, total, grads), sums
 
     if train.accumulate == 1:
-        grads, (nats, n, aux) = grad(state.params, cfg, train, batch, key)
+        grads, (nats, n, aux) = grad(trained, batch, key)
     else:
         micro_batches = jax.tree.map(
             lambda x: x.reshape(-1, train.accumulate, *x.shape[1:]).swapaxes(0, 1), batch
         )
-        zeros = jax.tree.map(jnp.zeros_like, state.params)
+        zeros = jax.tree.map(jnp.zeros_like, trained)
         indexed = (jnp.arange(train.accumulate), micro_batches)
         grads, sums = jax.lax.scan(micro_step, zeros, indexed)
         nats, n, aux = jax.tree.map(lambda x: x.sum(0), sums)
@@ -106,11 +133,12 @@ def train_step(
     grads = jax.tree.map(lambda g: g / jnp.maximum(n, 1.0), grads)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(nats)
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    updates, opt_state = tx.update(grads, state.opt_state, trained)
+    params = {**frozen, **cast(Params, optax.apply_updates(trained, updates))}
     new = dataclasses.replace(
         state,
         step=state.step + 1,
-        params=_by_rule(cfg, optax.apply_updates(state.params, updates), aux),
+        params=params if frozen else _by_rule(cfg, params, aux),
         opt_state=opt_state,
     )
     state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
@@ -119,7 +147,7 @@ def train_step(
     return state, metrics | _means(aux, train.accumulate)
 
 
-def _by_rule(cfg: ModelConfig, params: Any, aux: dict[str, dict[str, Array]]) -> Params:
+def _by_rule(cfg: ModelConfig, params: Params, aux: dict[str, dict[str, Array]]) -> Params:
     """The parameters that no gradient moves, moved by the rules of their boxes."""
     params = dict(params)
     for layer, (name, values) in zip(cfg.layers, aux.items(), strict=True):
@@ -139,9 +167,15 @@ def _means(aux: dict[str, dict[str, Array]], accumulate: int) -> dict[str, Array
 
 
 def eval_step(
-    params: Params, batch: Batch, *, cfg: ModelConfig, train: TrainConfig
+    params: Params,
+    batch: Batch,
+    *,
+    cfg: ModelConfig,
+    train: TrainConfig,
+    lora: LoraConfig = _NO_LORA,
 ) -> Float[Array, "B T"]:
     """Weighted nats of each token, without dropout; filler is 0."""
+    params = merged(params, lora)
     out = forward(cfg, params, batch.tokens_BT, dtype=jnp.dtype(train.dtype), scan=train.scan)
     return jnp.where(
         batch.weights_BT > 0, token_nats(out.logits_BTV, batch.targets_BT) * batch.weights_BT, 0.0
