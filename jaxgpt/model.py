@@ -28,6 +28,7 @@ from jaxgpt.boxes.base import (
     InitBox,
     NormBox,
     PositionBox,
+    check_choices,
     check_positive,
     tapping,
 )
@@ -84,11 +85,14 @@ class ModelConfig:
             if edit.start >= self.n_layers:
                 raise ConfigError(f"a layer edit starts at {edit.start} of {self.n_layers} layers")
         for box in (self.embed, self.position, self.final_norm, self.head, self.init):
+            check_choices(box)
             box.check(self.dims())
         for index, layer in enumerate(self.layers):
             for field in dataclasses.fields(Layer):
+                box = getattr(layer, field.name)
                 try:
-                    getattr(layer, field.name).check(self.dims(layer))
+                    check_choices(box)
+                    box.check(self.dims(layer))
                 except ConfigError as error:
                     raise ConfigError(error.what, where=f"layer {index}", fix=error.fix) from None
 

@@ -12,7 +12,7 @@ from jaxgpt.boxes.block import PostNorm
 from jaxgpt.boxes.ffn import MLP, GatedMLP
 from jaxgpt.boxes.init import Normal
 from jaxgpt.boxes.norm import LayerNorm, RMSNorm
-from jaxgpt.boxes.position import RoPE
+from jaxgpt.boxes.rope import RoPE
 from jaxgpt.config import FREE, RunConfig, differences, from_yaml, resolve, to_yaml
 from jaxgpt.data.config import DataConfig
 from jaxgpt.errors import ConfigError
@@ -191,7 +191,7 @@ def test_differences_name_keys_and_values():
     assert differences(BASE, BASE) == []
     assert differences(BASE, new) == [
         "model.n_layers: 4 -> 5",
-        "model.norm: LayerNorm(eps=1e-05, use_bias=False) -> RMSNorm(eps=1e-05)",
+        "model.norm: LayerNorm(eps=1e-05, use_bias=False) -> RMSNorm(eps=1e-05, one_plus=False)",
         "model.attention.n_heads: 4 -> 2",
         "optim.warmup_steps: 100 -> 0",
         "train.steps: 1000 -> 7",
@@ -291,4 +291,4 @@ def test_yaml_is_plain():
     data = yaml.safe_load(to_yaml(BASE))
     assert data["model"]["attention"]["class_path"] == "GQA", "ours are named by class alone"
     assert data["model"]["attention"]["init_args"]["n_kv_heads"] == 2
-    assert list(data) == ["model", "data", "optim", "train", "show"]
+    assert list(data) == ["model", "data", "optim", "train", "lora", "show"]

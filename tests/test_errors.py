@@ -8,7 +8,7 @@ import pytest
 
 from jaxgpt import errors
 from jaxgpt.boxes.attention import GQA
-from jaxgpt.boxes.position import RoPE
+from jaxgpt.boxes.rope import RoPE
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import LayerEdit, ModelConfig
 

@@ -10,7 +10,8 @@ import pytest
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.ffn import MLP
 from jaxgpt.boxes.init import Normal
-from jaxgpt.boxes.position import Learned, NoPosition, RoPE, Sinusoidal
+from jaxgpt.boxes.position import Learned, NoPosition, Sinusoidal
+from jaxgpt.boxes.rope import RoPE
 from jaxgpt.errors import ConfigError, DivergedError
 from jaxgpt.model import ModelConfig, forward, init_params
 from jaxgpt.sample.filters import Sampling

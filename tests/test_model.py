@@ -16,8 +16,10 @@ from jaxgpt.boxes.block import PostNorm
 from jaxgpt.boxes.embed import Embed
 from jaxgpt.boxes.ffn import MLP, GatedMLP
 from jaxgpt.boxes.head import Untied
+from jaxgpt.boxes.init import Normal
 from jaxgpt.boxes.norm import NoNorm, RMSNorm
-from jaxgpt.boxes.position import NoPosition, RoPE, Sinusoidal
+from jaxgpt.boxes.position import NoPosition, Sinusoidal
+from jaxgpt.boxes.rope import RoPE
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import LayerEdit, ModelConfig, forward, init_params, param_shapes
 from jaxgpt.testing import jit_forward, jit_init, tiny
@@ -206,20 +208,10 @@ def test_parameter_paths_are_public(name):
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(param_shapes(cfg)))
 
 
-@pytest.mark.parametrize(
-    ("d_model", "n_layers", "n_heads", "n_params"),
-    [
-        (768, 12, 12, 124_439_808),
-        (1024, 24, 16, 354_823_168),
-        (1280, 36, 20, 774_030_080),
-        (1600, 48, 25, 1_557_611_200),
-    ],
-)
-def test_gpt2_has_its_number_of_parameters(d_model, n_layers, n_heads, n_params):
-    cfg = ModelConfig(d_model=d_model, n_layers=n_layers, attention=GQA(n_heads=n_heads))
-    assert count(dataclasses.replace(cfg, vocab_multiple=1)) == n_params
-    assert cfg.dims().padded_vocab_size == 50_304
-    assert count(cfg) == n_params + (50_304 - 50_257) * d_model
+def test_padding_of_the_vocabulary_is_rows_of_the_table():
+    padded, exact = (ModelConfig(n_layers=1, vocab_multiple=n) for n in (128, 1))
+    assert padded.dims().padded_vocab_size == 50_304
+    assert count(padded) - count(exact) == (50_304 - 50_257) * padded.d_model
 
 
 def test_shapes_do_not_depend_on_the_length_or_batch(params):
@@ -299,3 +291,17 @@ def test_configs_are_values():
 def test_an_edit_that_reaches_no_layer_is_an_error():
     with pytest.raises(ConfigError, match="a layer edit starts at 12 of 12 layers"):
         ModelConfig(edits=(LayerEdit(start=12, set={"attention.window": 4}),))
+
+
+@pytest.mark.parametrize(
+    ("field", "box", "name", "message"),
+    [
+        ("attention", GQA(4), "qk_norm_of", r"qk_norm_of='other' is not known \(layer 0\)"),
+        ("ffn", MLP(), "activation", r"activation='other' .* one of \['gelu_tanh'"),
+        ("init", Normal(), "residual", "residual='other' is not known"),
+    ],
+)
+def test_words_are_checked(field, box, name, message):
+    object.__setattr__(box, name, "other")  # the hook of the tests would refuse it sooner
+    with pytest.raises(ConfigError, match=message):
+        tiny(**{field: box})

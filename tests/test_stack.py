@@ -10,7 +10,7 @@ import pytest
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.base import FFNBox
 from jaxgpt.boxes.ffn import GatedMLP
-from jaxgpt.boxes.position import RoPE
+from jaxgpt.boxes.rope import RoPE
 from jaxgpt.model import LayerEdit, forward
 from jaxgpt.stack import repeating_unit
 from jaxgpt.testing import jit_forward, jit_init, quick_jit, tiny

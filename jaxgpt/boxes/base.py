@@ -26,7 +26,8 @@ ends in `_loss` is added to the training loss, the others are metrics.
 import contextvars
 import dataclasses
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +225,19 @@ def check_positive(**values: int | float | None) -> None:
             raise ConfigError(f"{name}={value} must be positive")
 
 
+def check_choices(box: Any) -> None:
+    """Raise `ConfigError` where a field, here or in a box inside, is none of its type's words."""
+    from jaxgpt.errors import ConfigError
+
+    hints = typing.get_type_hints(type(box))
+    for name in (field.name for field in dataclasses.fields(box)):
+        value, hint, words = getattr(box, name), hints[name], typing.get_args(hints[name])
+        if isinstance(value, Box):
+            check_choices(value)
+        elif typing.get_origin(hint) is typing.Literal and value not in words:
+            raise ConfigError(f"{name}={value!r} is not known", fix=f"one of {list(words)}")
+
+
 # --- taps -----------------------------------------------------------------------------------------
 
 
@@ -255,6 +269,19 @@ def tap(module: nn.Module, name: str, x: Array) -> Array:
     if any(fnmatch.fnmatchcase(site, pattern) for pattern in taps.capture):
         taps.captured[site] = x
     return x
+
+
+def tap_of(module: nn.Module, *names: str) -> Callable[[str, Array], Array] | None:
+    """`tap` as a function of a site's name and value; None where no site of `names` is asked for.
+
+    For attention kernels: some of them never hold the values of these sites.
+    """
+    taps = _active.get()
+    sites = ["/".join((*module.path, name)) for name in names]
+    asked = () if taps is None else (*taps.patch, *taps.capture)
+    if any(fnmatch.fnmatchcase(site, pattern) for site in sites for pattern in asked):
+        return lambda name, x: tap(module, name, x)
+    return None
 
 
 @contextmanager

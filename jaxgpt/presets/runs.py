@@ -12,7 +12,7 @@ from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.ffn import MLP
 from jaxgpt.boxes.init import Normal
 from jaxgpt.boxes.norm import RMSNorm
-from jaxgpt.boxes.position import RoPE
+from jaxgpt.boxes.rope import RoPE
 from jaxgpt.config import RunConfig
 from jaxgpt.data.config import DataConfig
 from jaxgpt.model import ModelConfig

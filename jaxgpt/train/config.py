@@ -44,6 +44,23 @@ class OptimConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters: with a rank the model is frozen, and they alone are trained.
+
+    Source: Hu et al. 2021, https://arxiv.org/abs/2106.09685
+    """
+
+    rank: int | None = None  # inner width of an adapter; None: no adapters, all is trained
+    alpha: float = 16.0  # additions are scaled by alpha / rank
+    targets: tuple[str, ...] = ("attention/*",)  # patterns of the paths of kernels in a block
+
+    def __post_init__(self) -> None:
+        check_positive(rank=self.rank, alpha=self.alpha)
+        if not self.targets:
+            raise ConfigError("lora.targets is empty", fix="--lora.targets='[attention/*]'")
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """How long, how much at a time, and what happens on the way."""
 
