@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key/value cache as a value: `extend` returns a new one and changes nothing.
+"""Caches as values, of keys and values or of MLA's latents: `extend` returns a new one.
 
 Left out: how long a cache is and when it is full. Whoever allocates it (`jaxgpt.sample`) counts the
 tokens; writing past the end cannot be detected inside a compiled step.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +36,7 @@ class KVCache:
     ) -> "KVCache":
         """A cache of `length` empty slots."""
         kv_BSKH = jnp.zeros((batch, length, n_kv_heads, head_dim), dtype)
-        return cls(
-            kv_BSKH, kv_BSKH, jnp.full((batch, length), -1, jnp.int32), jnp.zeros((), jnp.int32)
-        )
+        return cls(kv_BSKH, kv_BSKH, **_no_tokens(batch, length))
 
     def extend(
         self,
@@ -49,17 +49,62 @@ class KVCache:
         Raises:
           ValueError: T alone is more than the cache's slots.
         """
-        if k_BTKH.shape[1] > self.k_BSKH.shape[1]:
-            raise ValueError(
-                f"{k_BTKH.shape[1]} tokens do not fit into a cache of {self.k_BSKH.shape[1]} slots"
-            )
+        return _written(self, pos_BT, k_BSKH=k_BTKH, v_BSKH=v_BTKH)
 
-        def write(old: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), self.index, 1)
 
-        return KVCache(
-            write(self.k_BSKH, k_BTKH),
-            write(self.v_BSKH, v_BTKH),
-            write(self.pos_BS, pos_BT),
-            self.index + k_BTKH.shape[1],
-        )
+@struct.dataclass
+class LatentCache:
+    """What MLA keeps of the tokens seen so far: R + P numbers a token, P the rotary width.
+
+    Attributes:
+      latent_BSR: Latents behind their norm, from which all heads' keys and values follow.
+      key_BSP: The rotary key that the heads share, rotated.
+      pos_BS: As in `KVCache`.
+      index: As in `KVCache`.
+    """
+
+    latent_BSR: Float[Array, "B S R"]
+    key_BSP: Float[Array, "B S P"]
+    pos_BS: Int[Array, "B S"]
+    index: Int[Array, ""]
+
+    @classmethod
+    def empty(
+        cls, batch: int, length: int, kv_rank: int, rope_dim: int, dtype: DTypeLike
+    ) -> "LatentCache":
+        """A cache of `length` empty slots."""
+        latent_BSR = jnp.zeros((batch, length, kv_rank), dtype)
+        key_BSP = jnp.zeros((batch, length, rope_dim), dtype)
+        return cls(latent_BSR, key_BSP, **_no_tokens(batch, length))
+
+    def extend(
+        self,
+        latent_BTR: Float[Array, "B T R"],
+        key_BTP: Float[Array, "B T P"],
+        pos_BT: Int[Array, "B T"],
+    ) -> "LatentCache":
+        """Write T tokens behind those that are there.
+
+        Raises:
+          ValueError: T alone is more than the cache's slots.
+        """
+        return _written(self, pos_BT, latent_BSR=latent_BTR, key_BSP=key_BTP)
+
+
+def _no_tokens(batch: int, length: int) -> dict[str, Any]:
+    """Positions and index of a cache that nothing was written to."""
+    return dict(pos_BS=jnp.full((batch, length), -1, jnp.int32), index=jnp.zeros((), jnp.int32))
+
+
+def _written(cache: Any, pos_BT: Array, **new: Array) -> Any:
+    """`cache` with T tokens at its index; `new` has (B, T, ...) for each of its other fields."""
+    T, S = pos_BT.shape[1], cache.pos_BS.shape[1]
+    if T > S:
+        raise ValueError(f"{T} tokens do not fit into a cache of {S} slots")
+
+    def write(name: str, new: Array) -> Array:
+        old = getattr(cache, name)
+        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), cache.index, 1)
+
+    fields = {name: write(name, value) for name, value in (new | {"pos_BS": pos_BT}).items()}
+    return cache.replace(**fields, index=cache.index + T)

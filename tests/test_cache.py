@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.cache import KVCache
+from jaxgpt.cache import KVCache, LatentCache
 
 
 def keys(length, start=1.0):
@@ -38,3 +38,24 @@ def test_values_are_kept_in_the_dtype_of_the_cache():
 def test_more_tokens_than_slots_are_refused():
     with pytest.raises(ValueError, match="6 tokens do not fit into a cache of 5 slots"):
         KVCache.empty(2, 5, 3, 4, jnp.float32).extend(keys(6), keys(6), jnp.zeros((2, 6), int))
+
+
+def test_latents_and_rotary_keys_are_written_behind_those_that_are_there():
+    cache = LatentCache.empty(2, 5, 6, 4, jnp.bfloat16)
+    assert cache.latent_BSR.shape == (2, 5, 6) and cache.key_BSP.shape == (2, 5, 4)
+    pos = jnp.array([[-1, 0], [0, 1]])
+    first = cache.extend(jnp.ones((2, 2, 6)), jnp.full((2, 2, 4), 2.0), pos)
+    extend = jax.jit(LatentCache.extend)
+    second = extend(first, jnp.full((2, 1, 6), 3.0), jnp.full((2, 1, 4), 4.0), pos[:, 1:] + 1)
+    assert second.index == 3
+    assert second.pos_BS.tolist() == [[-1, 0, 1, -1, -1], [0, 1, 2, -1, -1]]
+    assert second.latent_BSR[1, :, 5].tolist() == [1, 1, 3, 0, 0]
+    assert second.key_BSP[0, :, 3].tolist() == [2, 2, 4, 0, 0]
+    assert second.latent_BSR.dtype == second.key_BSP.dtype == jnp.bfloat16
+    assert cache.index == 0 and not first.latent_BSR[:, 2:].any()
+
+
+def test_more_latents_than_slots_are_refused():
+    cache = LatentCache.empty(2, 5, 6, 4, jnp.float32)
+    with pytest.raises(ValueError, match="6 tokens do not fit into a cache of 5 slots"):
+        cache.extend(jnp.ones((2, 6, 6)), jnp.ones((2, 6, 4)), jnp.zeros((2, 6), int))
