@@ -10,7 +10,7 @@ from commandline import MICRO, ROOT, TEXT, error_line
 
 from jaxgpt import cli
 from jaxgpt.config import from_yaml
-from jaxgpt.presets import RUNS
+from jaxgpt.presets import MODELS, RUNS
 from jaxgpt.train import loop
 from jaxgpt.train.runfolder import RunFolder
 
@@ -75,7 +75,7 @@ def test_the_same_command_goes_on_and_another_is_refused(folder, capsys):
     assert cli.train_main([*words, "--train.batch_size=6", "--model.norm=LayerNorm"]) == 2
     line = error_line(capsys)
     assert "train.batch_size: 12 -> 6" in line and "fix: --run=ANOTHER_NAME" in line
-    assert "model.norm: RMSNorm(eps=1e-05) -> LayerNorm(eps=1e-05, use_bias=True)" in line
+    assert "model.norm: RMSNorm(eps=1e-05, one_plus=False) -> LayerNorm(" in line
     assert Path("runs/tiny/config.yaml").read_text() == before and len(folder) == 2
 
 
@@ -149,8 +149,18 @@ def test_params_counts_the_true_vocabulary(capsys):
     capsys.readouterr()
     assert cli.main(["params", "tiny"]) == 2
     assert "vocab_size is None" in error_line(capsys)
-    assert cli.main(["params", "gpt"]) == 2
+    assert cli.main(["params", "gpt-2"]) == 2
     assert "did you mean gpt2?" in error_line(capsys)
+
+
+def test_params_of_experts_and_names(capsys):
+    assert cli.main(["params", "mixtral-8x7b"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"total +46,702,792,704\nused by one token +12,879,925,248 +27.6%\n", text)
+    assert cli.main(["params", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"\n  llama3-8b +Llama 3 8B: 8,030,261,248 parameters, as meta-llama/", text)
+    assert all(f"\n  {name} " in text for name in {**RUNS, **MODELS})
 
 
 def test_console_script(folder, capsys):

@@ -7,37 +7,154 @@ import pytest
 
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.block import PostNorm
-from jaxgpt.config import from_yaml, to_yaml
+from jaxgpt.boxes.ffn import GatedMLP
+from jaxgpt.cli.help import summary
+from jaxgpt.config import RunConfig, from_yaml, to_yaml
 from jaxgpt.data.config import DataConfig
 from jaxgpt.data.corpus import read_corpus
 from jaxgpt.data.tokenizer import train_tokenizer
 from jaxgpt.data.tokens import prepare_tokens
-from jaxgpt.flops import count_params
+from jaxgpt.flops import count_active_params, count_params
 from jaxgpt.model import param_shapes
 from jaxgpt.presets import MODELS, RUNS
 from jaxgpt.testing import jit_init
 from jaxgpt.train.optim import learning_rate
 
+GPT3 = {  # n_layers, d_model, n_heads: table 2.1, mended in two places (see the presets)
+    "gpt3-125m": (12, 768, 12),
+    "gpt3-350m": (24, 1024, 16),
+    "gpt3-760m": (24, 1536, 16),
+    "gpt3-1.3b": (24, 2048, 16),
+    "gpt3-2.7b": (32, 2560, 32),
+    "gpt3-6.7b": (32, 4096, 32),
+    "gpt3-13b": (40, 5120, 40),
+    "gpt3-175b": (96, 12_288, 96),
+}
+
+
+def _gpt3_total(n_layers, d_model, _):
+    """Kernels, biases and norms of the blocks; tables of tokens and positions; the last norm."""
+    block = 12 * d_model**2 + 13 * d_model
+    return n_layers * block + (50_257 + 2048) * d_model + 2 * d_model
+
+
+TOTALS = {
+    # By hand: 37000 * 512 + 6 * (4 * 512^2 + 2 * 512 * 2048 + 2048 + 512 + 2 * 2 * 512).
+    "transformer-2017": 37_846_016,
+    # 2 * 32000 * 768 + 12 * (2 * 768^2 + 2 * 768 * 256 + 3 * 768 * 2048 + 2 * 768) + 768.
+    "modern": 124_668_672,
+    # (154 + 96) * 128 + 3 * (12 * 128^2 + 13 * 128) + 256 + 154 * 129.
+    "wikitext2-char": 646_938,
+    # From here on the numbers of the public checkpoints, but for GPT-3, which has none.
+    "gpt": 116_534_784,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    **{name: _gpt3_total(*sizes) for name, sizes in GPT3.items()},
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-30b": 32_528_943_616,
+    "llama-65b": 65_285_660_672,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "smollm2-135m": 134_515_008,
+    "smollm3-3b": 3_075_098_624,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v3": 671_026_404_352 + 58 * 256,  # with the balance biases of 58 layers
+    "gemma-2b": 2_506_172_416,
+    "gemma2-2b": 2_614_341_888,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+    "pythia-70m": 70_426_624,
+    "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-2.8b": 2_775_208_960,
+    "pythia-6.9b": 6_857_302_016,
+    "pythia-12b": 11_846_072_320,
+    "olmo2-7b": 7_298_617_344,
+    "gpt-oss-20b": 20_914_757_184,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_exact_number_of_parameters(name):
+    assert sum(count_params(MODELS[name]()).values()) == TOTALS[name]
+    assert f" {TOTALS[name]:,} parameters" in summary(MODELS[name])
+
+
+def test_gpt3_has_the_size_that_the_paper_s_skeleton_predicts():
+    """N = V D + L (12 D^2 + 2 D) + D, without biases and positions: within 1% from 350M on."""
+    skeleton = {name: 50_257 * D + L * (12 * D * D + 2 * D) + D for name, (L, D, _) in GPT3.items()}
+    assert skeleton["gpt3-175b"] == 174_566_105_088 and TOTALS["gpt3-175b"] == 174_604_259_328
+    far = {name for name in GPT3 if abs(TOTALS[name] / skeleton[name] - 1) > 0.01}
+    assert far == {"gpt3-125m"}
+    for name, (n_layers, d_model, n_heads) in GPT3.items():
+        cfg = MODELS[name]()
+        shape = (cfg.n_layers, cfg.d_model, cfg.attention.n_heads)
+        assert shape == (n_layers, d_model, n_heads) and cfg.context_length == 2048
+        windows = [layer.attention.window for layer in cfg.layers]
+        assert windows == [None, 256] * (n_layers // 2)
+
 
 @pytest.mark.parametrize(
-    "name, total",
+    ("name", "billions"),
     [
-        # GPT-2: the sizes of the public checkpoints, 12 D^2 + 13 D a block, the rest is
-        # (V + T) D + 2 D.
-        ("gpt2", 124_439_808),
-        ("gpt2-medium", 354_823_168),
-        ("gpt2-large", 774_030_080),
-        ("gpt2-xl", 1_557_611_200),
-        # By hand: 37000 * 512 + 6 * (4 * 512^2 + 2 * 512 * 2048 + 2048 + 512 + 2 * 2 * 512).
-        ("transformer-2017", 37_846_016),
-        # 2 * 32000 * 768 + 12 * (2 * 768^2 + 2 * 768 * 256 + 3 * 768 * 2048 + 2 * 768) + 768.
-        ("modern", 124_668_672),
-        # (154 + 96) * 128 + 3 * (12 * 128^2 + 13 * 128) + 256 + 154 * 129.
-        ("wikitext2-char", 646_938),
+        ("mixtral-8x7b", 12.9),
+        ("qwen3-30b-a3b", 3.35),  # "3.3B"
+        ("deepseek-v2-lite", 2.66),  # "2.4B", without the embedding
+        ("deepseek-v2", 21.4),  # "21B"
+        ("deepseek-v3", 37.6),  # "37B"
+        ("gpt-oss-20b", 4.19),  # "3.6B", without the embedding
     ],
 )
-def test_the_exact_number_of_parameters(name, total):
-    assert sum(count_params(MODELS[name]()).values()) == total
+def test_parameters_of_one_token(name, billions):
+    assert count_active_params(MODELS[name]()) / 1e9 == pytest.approx(billions, rel=0.004)
+
+
+def test_which_layers_differ_from_the_others():
+    def per_layer(name, of):
+        return [of(layer) for layer in MODELS[name]().layers]
+
+    def window(layer):
+        return layer.attention.window
+
+    def theta(layer):
+        return getattr(layer.position, "theta", None)
+
+    def is_dense(layer):
+        return isinstance(layer.ffn, GatedMLP)
+
+    assert per_layer("gemma2-2b", window) == [4096, None] * 13
+    assert per_layer("gpt-oss-20b", window) == [128, None] * 12
+    assert per_layer("gemma3-1b", window) == ([512] * 5 + [None]) * 4 + [512] * 2
+    assert per_layer("gemma3-1b", theta) == ([1e4] * 5 + [1e6]) * 4 + [1e4] * 2
+    assert per_layer("gemma3-270m", theta) == ([1e4] * 5 + [1e6]) * 3
+    assert per_layer("smollm3-3b", theta) == ([5e6] * 3 + [None]) * 9
+    assert per_layer("deepseek-v2-lite", is_dense) == [True] + [False] * 26
+    assert per_layer("deepseek-v3", is_dense) == [True] * 3 + [False] * 58
+
+
+@pytest.mark.parametrize("name", ["gpt3-125m", "llama3.2-1b", "deepseek-v3", "gemma3-1b"])
+def test_architectures_survive_yaml(name):
+    run = RunConfig(model=MODELS[name]())
+    assert from_yaml(to_yaml(run)) == run
 
 
 def test_gpt2_shapes():

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Sequence
 
 from jaxgpt.cli.command import emit, run_command
+from jaxgpt.cli.help import summary
 from jaxgpt.cli.plot import plot_main
 from jaxgpt.cli.sample import sample_main
 from jaxgpt.cli.train import train_main
 from jaxgpt.config import RunConfig, resolve
 from jaxgpt.errors import ConfigError
-from jaxgpt.flops import count_params
+from jaxgpt.flops import count_active_params, count_params
 from jaxgpt.presets import MODELS, RUNS
 
 __all__ = ["main", "params_main", "plot_main", "sample_main", "train_main"]
@@ -74,13 +75,18 @@ def _params(argv: list[str]) -> None:
     elif name in RUNS:
         base = RUNS[name]()
     elif name in ("--help", "-h", ""):
-        emit(USAGE + f"names: {', '.join(known)}\n")
+        made = {**RUNS, **MODELS}
+        emit(USAGE + "names:\n" + "".join(f"  {key:17} {summary(made[key])}\n" for key in known))
         return
     else:
         near = difflib.get_close_matches(name, known, n=1)
         fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
         raise ConfigError(f"no model {name!r}", fix=fix)
-    counts = count_params(resolve(base, (), options).model)
+    cfg = resolve(base, (), options).model
+    counts, active = count_params(cfg), count_active_params(cfg)
     total = sum(counts.values())
-    lines = [f"{box:16} {n:>15,} {n / total:>7.1%}" for box, n in counts.items()]
-    emit("\n".join([*lines, f"{'total':16} {total:>15,}"]) + "\n")
+    lines = [f"{box:18} {n:>15,} {n / total:>7.1%}" for box, n in counts.items()]
+    lines.append(f"{'total':18} {total:>15,}")
+    if active < total:
+        lines.append(f"{'used by one token':18} {active:>15,} {active / total:>7.1%}")
+    emit("\n".join(lines) + "\n")

@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Architectures by name: functions that return a ModelConfig, with the vocabulary of the source.
+"""Models that follow no checkpoint: of the first paper, of today, and of PyTorch's defaults."""
 
-Left out: how to train them (`runs.py`), and the models of the public checkpoints, whose configs are
-read from the files they come with.
-"""
-
-import dataclasses
 from collections.abc import Callable
 
 from jaxgpt.boxes.attention import GQA
@@ -15,35 +10,13 @@ from jaxgpt.boxes.ffn import MLP, GatedMLP
 from jaxgpt.boxes.head import Untied
 from jaxgpt.boxes.init import Normal, TorchDefault
 from jaxgpt.boxes.norm import NoNorm, RMSNorm
-from jaxgpt.boxes.position import RoPE, Sinusoidal
+from jaxgpt.boxes.position import Sinusoidal
+from jaxgpt.boxes.rope import RoPE
 from jaxgpt.model import ModelConfig
 
 
-def gpt2() -> ModelConfig:
-    """GPT-2 small: 124,439,808 parameters; dropout is left at 0.
-
-    Source: Radford et al. 2019, table 2 (counted without biases and norms there), section 2.3.
-    """
-    return ModelConfig()
-
-
-def gpt2_medium() -> ModelConfig:
-    """GPT-2 medium: 354,823,168 parameters, see `gpt2`."""
-    return dataclasses.replace(gpt2(), d_model=1024, n_layers=24, attention=GQA(n_heads=16))
-
-
-def gpt2_large() -> ModelConfig:
-    """GPT-2 large: 774,030,080 parameters, see `gpt2`."""
-    return dataclasses.replace(gpt2(), d_model=1280, n_layers=36, attention=GQA(n_heads=20))
-
-
-def gpt2_xl() -> ModelConfig:
-    """GPT-2 XL: 1,557,611,200 parameters, see `gpt2`."""
-    return dataclasses.replace(gpt2(), d_model=1600, n_layers=48, attention=GQA(n_heads=25))
-
-
 def transformer_2017() -> ModelConfig:
-    """The decoder of Attention Is All You Need, base size, as a language model.
+    """The decoder of Attention Is All You Need, base size: 37,846,016 parameters.
 
     Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762: table 3 (sizes, dropout), section
       3.1 (post-norm), 3.4 (tied, scaled embedding), 3.5 (sinusoids), equations 1 and 2 (biases in
@@ -69,7 +42,7 @@ def transformer_2017() -> ModelConfig:
 
 
 def modern() -> ModelConfig:
-    """The block of the 2020s, as in Llama, at the size of GPT-2 small.
+    """The block of the 2020s at the size of GPT-2 small: 124,668,672 parameters.
 
     Source: Touvron et al. 2023, section 2.2, https://arxiv.org/abs/2302.13971 (pre-RMSNorm, SwiGLU,
       RoPE, no biases), vocabulary of 32,000; grouped queries: Touvron et al. 2023, section 2.2,
@@ -106,12 +79,8 @@ def wikitext2_char() -> ModelConfig:
 
 
 MODELS: dict[str, Callable[[], ModelConfig]] = {
-    "gpt2": gpt2,
-    "gpt2-medium": gpt2_medium,
-    "gpt2-large": gpt2_large,
-    "gpt2-xl": gpt2_xl,
     "transformer-2017": transformer_2017,
     "modern": modern,
     "wikitext2-char": wikitext2_char,
 }
-"""Every architecture by name."""
+"""These architectures by name."""
