@@ -18,18 +18,28 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def attention(q_BTNH, k_BSKH, v_BSKH, seen_TS=None, bias_BNTS=0.0):
-    """Grouped heads, spelled out: query head n reads key head n // (N / K)."""
+def attention(
+    q_BTNH, k_BSKH, v_BSKH, seen_TS=None, bias_BNTS=0.0, scale=None, softcap=None, sinks_N=None
+):
+    """Grouped heads, spelled out: query head n reads key head n // (N / K).
+
+    Scores are scaled, capped, biased, masked, and share their softmax with the head's sink.
+    """
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]
     seen_TS = np.tri(T, S, S - T, dtype=bool) if seen_TS is None else seen_TS
     y_BTNH = np.zeros((B, T, N, v_BSKH.shape[-1]))
     for n in range(N):
         k_BSH, v_BSH = k_BSKH[:, :, n // (N // K)], v_BSKH[:, :, n // (N // K)]
-        scores_BTS = q_BTNH[:, :, n] @ np.swapaxes(k_BSH, 1, 2) / math.sqrt(H)
+        scores_BTS = q_BTNH[:, :, n] @ np.swapaxes(k_BSH, 1, 2) * (scale or 1 / math.sqrt(H))
+        if softcap is not None:
+            scores_BTS = softcap * np.tanh(scores_BTS / softcap)
         if np.ndim(bias_BNTS):
             scores_BTS = scores_BTS + bias_BNTS[:, n]
-        y_BTNH[:, :, n] = softmax(np.where(seen_TS, scores_BTS, -1e30)) @ v_BSH
+        scores_BTS = np.where(seen_TS, scores_BTS, -1e30)
+        sink = -np.inf if sinks_N is None else sinks_N[n]
+        logits = np.concatenate([scores_BTS, np.full((B, T, 1), sink)], -1)
+        y_BTNH[:, :, n] = softmax(logits)[..., :-1] @ v_BSH
     return y_BTNH
 
 
@@ -56,23 +66,39 @@ def gelu_tanh(x):
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def gelu_sigmoid(x):
+    return x / (1 + np.exp(-1.702 * x))
+
+
 def silu(x):
     return x / (1 + np.exp(-x))
 
 
 def gpt2(params, tokens_BT, n_heads):
     """Logits of a GPT-2 with our parameter tree; the table may be padded."""
-    B, T = tokens_BT.shape
+    T = tokens_BT.shape[1]
     table_VD = params["embed"]["embedding"]
     x = table_VD[tokens_BT] + params["position"]["embedding"][:T]
     for i in range(sum(name.startswith("block_") for name in params)):
         p = params[f"block_{i}"]
-        h = layer_norm(x, **p["attention_norm"])
-        q, k, v = (dense(p["attention"][m], h).reshape(B, T, n_heads, -1) for m in "qkv")
-        x = x + dense(p["attention"]["out"], attention(q, k, v).reshape(B, T, -1))
-        h = gelu_tanh(dense(p["ffn"]["up"], layer_norm(x, **p["ffn_norm"])))
-        x = x + dense(p["ffn"]["down"], h)
+        x = x + multi_head(p["attention"], layer_norm(x, **p["attention_norm"]), n_heads)
+        x = x + mlp(p["ffn"], layer_norm(x, **p["ffn_norm"]))
     return layer_norm(x, **params["final_norm"]) @ table_VD.T
+
+
+def multi_head(p, x, n_heads, **knobs):
+    """Causal self-attention without positions, from the parameters of GQA."""
+    q, k, v = (split(dense(p[m], x), n_heads) for m in "qkv")
+    return dense(p["out"], attention(q, k, v, **knobs).reshape(*x.shape[:2], -1))
+
+
+def split(x_BTW, n_heads):
+    """The last axis as heads side by side."""
+    return x_BTW.reshape(*x_BTW.shape[:2], n_heads, -1)
+
+
+def mlp(p, x, activation=gelu_tanh):
+    return dense(p["down"], activation(dense(p["up"], x)))
 
 
 def dense(p, x):

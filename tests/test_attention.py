@@ -9,7 +9,8 @@ import reference
 
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.norm import RMSNorm
-from jaxgpt.boxes.position import NoPosition, RoPE
+from jaxgpt.boxes.position import NoPosition
+from jaxgpt.boxes.rope import RoPE
 from jaxgpt.errors import ConfigError
 from jaxgpt.masks import Visibility
 from jaxgpt.testing import quick_jit, tiny

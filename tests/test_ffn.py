@@ -12,6 +12,7 @@ from jaxgpt.testing import tiny
 FORMULAS = {
     "gelu": reference.gelu,
     "gelu_tanh": reference.gelu_tanh,
+    "gelu_sigmoid": reference.gelu_sigmoid,
     "relu": lambda x: np.maximum(x, 0),
     "relu_squared": lambda x: np.maximum(x, 0) ** 2,
     "silu": reference.silu,
@@ -57,6 +58,26 @@ def test_gated_mlp_equals_the_formula(activation, use_bias):
     assert ("bias" in p["gate"]) == use_bias
 
 
+def test_a_limited_gate_by_hand():  # gpt-oss: clip, gate, then the offset
+    box = GatedMLP(activation="gelu_sigmoid", limit=7.0, up_offset=1.0)
+    gate, up = jnp.array([-9.0, 2.0, 8.0, 2.0]), jnp.array([1.0, 3.0, 9.0, -8.0])
+    want = [0.0, 7.742634, 55.999625, -11.613952]  # of 2: 2 / (1 + e^-3.404) = 1.935659
+    np.testing.assert_allclose(box.hidden(gate, up), want, atol=1e-5)
+
+
+def test_limit_and_offset_equal_the_formula():
+    y, p = run(GatedMLP(d_ff=24, activation="gelu_sigmoid", limit=0.5, up_offset=1.0))
+    gate, up = (reference.dense(p[name], np.asarray(X, float)) for name in ("gate", "up"))
+    assert (gate > 0.5).any() and (up > 0.5).any() and (up < -0.5).any() and (gate < -0.5).any()
+    h = reference.gelu_sigmoid(np.minimum(gate, 0.5)) * (np.clip(up, -0.5, 0.5) + 1)
+    np.testing.assert_allclose(y, reference.dense(p["down"], h), atol=1e-5)
+
+
+def test_no_limit_and_no_offset_is_a_wide_limit():
+    plain, wide = GatedMLP().hidden(X, X[::-1]), GatedMLP(limit=100.0).hidden(X, X[::-1])
+    assert np.array_equal(plain, wide)
+
+
 @pytest.mark.parametrize(("d_model", "d_ff"), [(16, 64), (96, 256), (768, 2048), (4096, 10944)])
 def test_the_default_widths(d_model, d_ff):
     dims, x = tiny(d_model=d_model).dims(), jnp.zeros((1, 1, d_model))
@@ -71,3 +92,5 @@ def test_the_default_widths(d_model, d_ff):
 def test_a_width_must_be_positive(box):
     with pytest.raises(ConfigError, match="d_ff=0 must be positive"):
         box(d_ff=0)
+    with pytest.raises(ConfigError, match=r"limit=-1\.0 must be positive"):
+        GatedMLP(limit=-1.0)

@@ -8,11 +8,12 @@ import pytest
 
 from jaxgpt.boxes.head import Tied, Untied
 from jaxgpt.boxes.init import Normal
+from jaxgpt.errors import ConfigError
 from jaxgpt.model import forward
 from jaxgpt.testing import jit_forward, jit_init, quick_jit, tiny
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 65, (4, 16)), jnp.int32)
-HEADS = [Tied(), Untied(), Untied(use_bias=True)]
+HEADS = [Tied(), Untied(), Untied(use_bias=True), Tied(softcap=3.0)]
 
 
 def padded(head, **boxes):
@@ -87,6 +88,30 @@ def test_a_tied_head_reads_the_table_and_an_untied_one_does_not():
         after = jit_forward(cfg, params, TOKENS).logits_BTV
         assert np.array_equal(np.delete(after, unused, -1), np.delete(before, unused, -1))
         assert (after[..., unused] != before[..., unused]).all() == tied
+
+
+@pytest.mark.parametrize("head", [Tied, Untied])
+def test_capped_logits_equal_the_formula(head):
+    cfg, params = padded(head())
+    plain = np.asarray(jit_forward(cfg, params, TOKENS).logits_BTV, float)[..., :65]
+    capped = jit_forward(padded(head(softcap=3.0))[0], params, TOKENS).logits_BTV
+    np.testing.assert_allclose(capped[..., :65], 3 * np.tanh(plain / 3), atol=1e-5)
+    assert np.abs(plain).max() > 3 and (capped[..., 65:] == -np.inf).all()  # not -3
+
+
+def test_a_cap_by_hand():
+    """3 tanh(6 / 3) = 2.892083, the bias counted in."""
+    cfg = tiny(vocab_size=2, vocab_multiple=1, head=Untied(use_bias=True, softcap=3.0), d_model=4)
+    head = cfg.head.build(cfg.dims(), cfg.embed.build(cfg.dims()))
+    out = {"kernel": jnp.ones((4, 2)), "bias": jnp.array([2.0, -4.0])}
+    logits = head.apply({"params": {"out": out}}, jnp.ones((1, 1, 4)))
+    np.testing.assert_allclose(logits[0, 0], [2.892083, 0.0], atol=1e-5)
+
+
+@pytest.mark.parametrize("head", [Tied, Untied])
+def test_a_cap_must_be_positive(head):
+    with pytest.raises(ConfigError, match=r"softcap=0\.0 must be positive"):
+        head(softcap=0.0)
 
 
 def test_an_untied_bias_is_added():

@@ -30,25 +30,31 @@ def test_rms_norm_equals_the_formula(eps):
     np.testing.assert_allclose(norm(RMSNorm(eps), scale=SCALE), want, atol=2e-6)
 
 
+def test_one_plus_equals_the_formula():
+    want = reference.rms_norm(np.asarray(X, float), 1 + np.asarray(BIAS, float))
+    np.testing.assert_allclose(norm(RMSNorm(one_plus=True), scale=BIAS), want, atol=4e-6)
+
+
 def test_no_norm_is_the_identity():
     assert np.array_equal(norm(NoNorm()), X)
 
 
 @pytest.mark.parametrize(
-    ("box", "names"),
+    ("box", "fresh"),
     [
-        (LayerNorm(), ["bias", "scale"]),
-        (LayerNorm(use_bias=False), ["scale"]),
-        (RMSNorm(), ["scale"]),
-        (NoNorm(), []),
+        (LayerNorm(), {"bias": 0, "scale": 1}),
+        (LayerNorm(use_bias=False), {"scale": 1}),
+        (RMSNorm(), {"scale": 1}),
+        (RMSNorm(one_plus=True), {"scale": 0}),
+        (NoNorm(), {}),
     ],
     ids=repr,
 )
-def test_fresh_parameters_are_ones_and_zeros(box, names):
+def test_fresh_parameters_are_ones_and_zeros(box, fresh):
     params = box.build().init(jax.random.key(0), X).get("params", {})
-    assert sorted(params) == names
+    assert params.keys() == fresh.keys()
     for name, vector in params.items():
-        assert vector.shape == (16,) and (vector == (name == "scale")).all()
+        assert vector.shape == (16,) and (vector == fresh[name]).all()
 
 
 def test_statistics_are_in_float32():
@@ -66,7 +72,17 @@ def test_rms_norm_casts_before_it_multiplies():  # N06, the Llama order
     assert np.array_equal(norm(RMSNorm(), x, scale=scale), want)
 
 
-@pytest.mark.parametrize("box", [LayerNorm(), RMSNorm()], ids=repr)
+def test_one_plus_multiplies_before_it_casts():  # N06, the Gemma order
+    x = jnp.array([[1.0, 2, 3, 4]], jnp.bfloat16)
+    y = norm(RMSNorm(one_plus=True), x, scale=jnp.full(4, 0.01))
+    assert y.dtype == jnp.bfloat16
+    want = [0.36914, 0.73828, 1.10938, 1.47656]
+    np.testing.assert_allclose(y[0].astype(jnp.float32), want, atol=1e-5)
+    llama = norm(RMSNorm(), x, scale=jnp.full(4, 1.01))
+    assert not np.array_equal(llama, y)
+
+
+@pytest.mark.parametrize("box", [LayerNorm(), RMSNorm(), RMSNorm(one_plus=True)], ids=repr)
 def test_the_scale_of_the_input_does_not_matter(box):
     params = box.build().init(jax.random.key(0), X)["params"]
     np.testing.assert_allclose(norm(box, 100 * X, **params), norm(box, **params), atol=1e-4)
