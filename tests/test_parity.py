@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxgpt.flops import count_params
-from jaxgpt.interop import load
+from jaxgpt.interop.load import load
 from jaxgpt.testing import jit_forward
 
 TOLERANCE = 1e-4

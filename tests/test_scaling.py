@@ -137,7 +137,7 @@ def test_the_dynamic_scale_follows_the_declared_length():
         (Llama3Scaling, {"high_freq_factor": 1.0}, r"high_freq_factor=1\.0 must exceed low_freq"),
         (Llama3Scaling, {"low_freq_factor": 0.0}, r"low_freq_factor=0\.0 must be positive"),
         (YaRN, {"original_length": -1}, "original_length=-1 must be positive"),
-        (YaRN, {"beta_slow": 32.0}, r"beta_fast=32\.0 must exceed beta_slow=32\.0"),
+        (YaRN, {"beta_slow": 33.0}, r"beta_fast=32\.0 is below beta_slow=33\.0"),
         (YaRN, {"attention_factor": 0.0}, r"attention_factor=0\.0 must be positive"),
         (YaRN, {"mscale": 1.0}, r"mscale=1\.0 has no effect.*mscale_all_dim"),
         (

@@ -146,8 +146,8 @@ class YaRN(RopeScaling):
         for name in ("original_length", "beta_slow", "attention_factor", "mscale"):
             check_positive(**{name: getattr(self, name)})
         check_positive(mscale_all_dim=self.mscale_all_dim)
-        if self.beta_fast <= self.beta_slow:
-            raise ConfigError(f"beta_fast={self.beta_fast} must exceed beta_slow={self.beta_slow}")
+        if self.beta_fast < self.beta_slow:
+            raise ConfigError(f"beta_fast={self.beta_fast} is below beta_slow={self.beta_slow}")
         if self.mscale is not None and (self.attention_factor or self.mscale_all_dim is None):
             raise ConfigError(
                 f"mscale={self.mscale} has no effect",
