@@ -20,7 +20,8 @@ def qkv(B=2, T=6, N=4, K=2, H=8):
     return jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
 
 
-run = jax.jit(functools.partial(attend, scale=8**-0.5))
+run = jax.jit(functools.partial(attend, scale=8**-0.5), static_argnames="softcap")
+KNOBS = [{}, {"softcap": 0.7, "sinks_N": jnp.linspace(-1.0, 2.0, 4)}]
 
 
 @pytest.mark.parametrize("K", [1, 2, 4])
@@ -46,6 +47,35 @@ def test_a_bias_is_added_to_the_scores():
     np.testing.assert_allclose(y, reference.attention(q, k, v, bias_BNTS=bias_BNTS), atol=1e-6)
 
 
+@pytest.mark.parametrize(("bias", "want"), [(0.0, 2.746068), (1.0, 2.898432)])
+def test_scores_are_scaled_capped_biased_and_masked_in_this_order(bias, want):
+    """By hand: q k is 8 for the second key, 2 tanh(0.5 * 8 / 2) = 1.928055; values are 1 and 3.
+
+    Capped before scaled it would be 1 (2.462), capped after masked the first query would see 3.
+    """
+    q, k, v = (jnp.array(x).reshape(1, 2, 1, 1) for x in ([1.0, 1.0], [0.0, 8.0], [1.0, 3.0]))
+    y = attend(
+        q,
+        k,
+        v,
+        Visibility.full(1, 2),
+        scale=0.5,
+        softcap=2.0,
+        bias=lambda q_pos, k_pos: bias * k_pos[:, None, None, :].astype(jnp.float32),
+    )
+    np.testing.assert_allclose(y[0, :, 0, 0], [1.0, want], atol=1e-5)
+
+
+@pytest.mark.parametrize("K", [1, 2, 4])
+def test_softcap_and_sinks_equal_the_formula(K):
+    q, k, v = qkv(K=K)
+    knobs = {"softcap": 0.7, "sinks_N": np.linspace(-1.0, 2.0, 4)}
+    want = reference.attention(q, k, v, **knobs)
+    y = run(q, k, v, Visibility.full(2, 6), **KNOBS[1])
+    np.testing.assert_allclose(y, want, atol=1e-6)
+    assert not np.allclose(y, run(q, k, v, Visibility.full(2, 6)), atol=1e-2)
+
+
 def test_query_heads_share_key_heads_in_runs():  # N09: 0,0,1,1 and not 0,1,0,1
     v = jnp.broadcast_to(jnp.array([1.0, 2.0])[None, None, :, None], (1, 3, 2, 8))
     y = run(jnp.zeros((1, 3, 4, 8)), jnp.zeros((1, 3, 2, 8)), v, Visibility.full(1, 3))
@@ -68,27 +98,30 @@ def test_a_window_of_w_keys_has_w_keys(window, want):  # N07
     np.testing.assert_allclose(y[0, :, 0, 0], want, atol=1e-6)
 
 
-def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients():
+@pytest.mark.parametrize("knobs", KNOBS, ids=["plain", "capped"])
+def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(knobs):
     q, k, v = qkv()
     visibility = Visibility.of(jnp.array([[-1, -1, 0, 1, 2, 3]] * 2))
-    assert not run(q, k, v, visibility)[:, :2].any()
-    loss = jax.grad(lambda *qkv: (run(*qkv, visibility) ** 2).sum(), argnums=(0, 1, 2))
+    assert not run(q, k, v, visibility, **knobs)[:, :2].any()
+    loss = jax.grad(lambda *qkv: (run(*qkv, visibility, **knobs) ** 2).sum(), argnums=(0, 1, 2))
     for grad in loss(q, k, v):
         assert np.isfinite(grad).all() and not grad[:, :2].any() and grad[:, 2:].any()
 
 
+@pytest.mark.parametrize("knobs", KNOBS, ids=["plain", "capped"])
 @pytest.mark.parametrize("rubbish", [np.nan, np.inf, 1e4])
-def test_empty_slots_have_no_influence(rubbish):
+def test_empty_slots_have_no_influence(rubbish, knobs):
     q, k, v = qkv()
     visibility = Visibility.of(jnp.array([[0, 1, 2, 3, -1, -1]] * 2))
-    want = run(q, k, v, visibility)
+    want = run(q, k, v, visibility, **knobs)
     k, v = k.at[:, 4:].set(rubbish), v.at[:, 4:].set(rubbish)
-    assert np.array_equal(run(q, k, v, visibility), want)
+    assert np.array_equal(run(q, k, v, visibility, **knobs), want)
 
 
-def test_scores_far_apart_stay_finite():
+@pytest.mark.parametrize("knobs", KNOBS, ids=["plain", "capped"])
+def test_scores_far_apart_stay_finite(knobs):
     q, k, v = qkv()
-    y = run(1e4 * q, 1e4 * k, v, Visibility.full(2, 6))
+    y = run(1e4 * q, 1e4 * k, v, Visibility.full(2, 6), **knobs)
     assert np.isfinite(y).all()
 
 

@@ -195,3 +195,14 @@ def test_listeners_and_endings(tmp_path, data, capsys):
     assert lines.index("at 5") < lines.index("at 15") < lines.index("the end")
     train(tmp_path / "run", data, **shows)
     assert len(ended) == 1 and len(heard) == 18, "a finished run"
+
+
+def test_the_attention_kernel_is_named_once(tmp_path, data, capsys):
+    """With its reason, on a line of its own; another one can be asked for."""
+    plain = dataclasses.replace(MODEL, dropout=0.0)
+    for kernel, want in (("auto", "reference (scores of at most 64 MiB; "), ("xla", "xla (asked")):
+        train(tmp_path / kernel, data, model=plain, steps=2, kernel=kernel)
+        said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("att")]
+        assert len(said) == 1 and said[0].startswith(f"attention: {want}")
+    with pytest.raises(ConfigError, match="'xla' cannot serve this call: the call has dropout"):
+        train(tmp_path / "dropped", data, steps=2, kernel="xla")

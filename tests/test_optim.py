@@ -107,7 +107,9 @@ def test_bad_knobs(knobs):
         OptimConfig(**knobs)
 
 
-@pytest.mark.parametrize("knobs", [{"steps": 0}, {"batch_size": -1}, {"keep": 0}])
+@pytest.mark.parametrize(
+    "knobs", [{"steps": 0}, {"batch_size": -1}, {"keep": 0}, {"kernel": "flash"}]
+)
 def test_bad_sizes(knobs):
     with pytest.raises(ConfigError, match=next(iter(knobs))):
         TrainConfig(**knobs)

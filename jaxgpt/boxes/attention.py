@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgpt.boxes.base import AttentionBox, Dims, NormBox, check_positive, tap
+from jaxgpt.boxes.base import AttentionBox, Dims, NormBox, check_positive, tap, tap_of
 from jaxgpt.boxes.dense import Dense
 from jaxgpt.cache import KVCache
 from jaxgpt.errors import ConfigError
@@ -127,7 +127,7 @@ class _GQA(nn.Module):
             sinks_N=sinks_N,
             dropout_rate=dims.dropout,
             dropout_key=dropout_key,
-            tap=lambda name, x: tap(self, name, x),
+            tap=tap_of(self, "scores", "probs"),
         )
         y = tap(self, "heads", y_BTNH).reshape(*x_BTD.shape[:2], -1)
         out_bias = box.use_bias if box.use_out_bias is None else box.use_out_bias

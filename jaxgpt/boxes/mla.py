@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgpt.boxes.base import AttentionBox, Dims, NormBox, check_positive, tap
+from jaxgpt.boxes.base import AttentionBox, Dims, NormBox, check_positive, tap, tap_of
 from jaxgpt.boxes.dense import Dense
 from jaxgpt.boxes.norm import RMSNorm
 from jaxgpt.cache import LatentCache
@@ -118,7 +118,7 @@ class _MLA(nn.Module):
             bias=position.bias(box.n_heads),
             dropout_rate=dims.dropout,
             dropout_key=dropout_key,
-            tap=lambda name, x: tap(self, name, x),
+            tap=tap_of(self, "scores", "probs"),
         )
         y_BTNW = tap(self, "heads", form(mix, q_BTNH, latent_BSR, key_BSP, up_RNQ))
         y_BTD = Dense(D, dims, box.use_bias, residual=True, name="out")(y_BTNW.reshape(B, T, -1))

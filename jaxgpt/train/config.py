@@ -7,6 +7,7 @@ from typing import Literal
 
 from jaxgpt.boxes.base import check_positive
 from jaxgpt.errors import ConfigError
+from jaxgpt.kernels.choice import check_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ class LoraConfig:
     def __post_init__(self) -> None:
         check_positive(rank=self.rank, alpha=self.alpha)
         if not self.targets:
-            raise ConfigError("lora.targets is empty", fix="--lora.targets='[attention/*]'")
+            raise ConfigError("lora.targets is empty", fix="--lora.targets='attention/*'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,7 @@ class TrainConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"  # of compute; parameters stay float32
     remat: bool = False  # recompute blocks in the backward pass: less memory, a third more work
     scan: bool = False  # scan over repeating layers: less compile time for deep models
+    kernel: str = "auto"  # of attention: auto, reference, xla, cudnn or chunked
     eval_every: int = 250  # steps between evaluations
     save_every: int = 250  # steps between checkpoints
     log_every: int = 10  # steps between lines of metrics
@@ -81,6 +83,7 @@ class TrainConfig:
             value = getattr(self, field.name)
             if type(value) is int and value < (0 if field.name == "seed" else 1):
                 raise ConfigError(f"{field.name}={value} is too small")
+        check_name(self.kernel)
         if self.seed >= 2**32:  # a key takes 32 bits
             raise ConfigError(f"seed={self.seed} must be below 2**32")
         if self.batch_size % self.accumulate:

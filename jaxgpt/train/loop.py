@@ -18,6 +18,7 @@ from jaxgpt.data.config import DataConfig
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokens import TokenFile
 from jaxgpt.errors import DivergedError
+from jaxgpt.kernels import choice
 from jaxgpt.losses import Score
 from jaxgpt.model import ModelConfig
 from jaxgpt.shapes import Params
@@ -30,7 +31,13 @@ from jaxgpt.train.evaluate import evaluate
 from jaxgpt.train.files import MetricsWriter
 from jaxgpt.train.optim import learning_rate, optimizer
 from jaxgpt.train.report import Reporter
-from jaxgpt.train.rundata import note_session, open_data, read_facts, with_vocabulary
+from jaxgpt.train.rundata import (
+    check_ids,
+    note_session,
+    open_data,
+    read_facts,
+    with_vocabulary,
+)
 from jaxgpt.train.runfolder import RunFolder, Signals
 from jaxgpt.train.step import TrainState, eval_step, init_state, train_step
 
@@ -74,7 +81,8 @@ def fit(
       train: Length, batch, intervals.
       lora: Adapters to train instead of the model.
       weights: Gives the parameters that a new run begins with, from their abstract form (shapes,
-        dtypes, shardings); None: fresh ones. A run that goes on does not ask for them.
+        dtypes, shardings); None: fresh ones. A run that goes on does not ask for them. With
+        them there is an evaluation before the first step.
       hooks: Called after each evaluation.
       listeners: Called with each record of metrics.
       endings: Called once the run is complete, not where it was already.
@@ -95,6 +103,7 @@ def fit(
         facts = read_facts(folder)
         tokens, tokenizer = open_data(folder, data, facts, signals)
         model = with_vocabulary(model, tokenizer)
+        check_ids(tokens, model)
         out.say(
             f"{tokens.path.name}: {len(tokens.train):,} training and {len(tokens.val):,} "
             f"validation tokens, {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,}"
@@ -116,9 +125,12 @@ def fit(
                 return
             folder.require_space(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state.params)) * 3)
             note_session(folder, facts, start)
-            out.start(start, MetricsWriter(folder.metrics_path, resume_step=start))
+            resumed = start or -1  # a record of step 0 is of an earlier start
+            out.start(start, MetricsWriter(folder.metrics_path, resume_step=resumed))
             if start:
                 out.say(f"going on from step {start}")
+            elif weights is not None:
+                trainer.evaluate(0, state.params, out, signals, hooks)
             params = trainer.run(state, start, checkpoints, out, signals, hooks)
             checkpoints.wait()
             for ending in endings:
@@ -141,7 +153,8 @@ class Trainer:
     ):
         self.model, self.train, self.tokens, self.tokenizer = model, train, tokens, tokenizer
         self.rate = learning_rate(optim, horizon)
-        self.batches = Batches(tokens.train, model.context_length, train.batch_size, train.seed)
+        sizes = model.context_length, train.batch_size
+        self.batches = Batches(tokens.train, *sizes, train.seed, tokens.train_weights)
         mesh, tx = sharding.make_mesh(), optimizer(optim, horizon)
         self.rows = sharding.batch_sharding(mesh)
         init = functools.partial(init_state, model, tx, train.seed, lora=lora)
@@ -189,6 +202,7 @@ class Trainer:
             while waiting:
                 self._report(*waiting.pop(), out)
 
+        choice.forget()
         for step in range(start + 1, train.steps + 1):
             batch = sharding.put_batch(self.batches.batch(step - 1), self.rows)
             state, metrics = self.step(state, batch)
@@ -198,13 +212,15 @@ class Trainer:
             due = last or step % train.save_every == 0
             if step == start + 1:  # compiled
                 fetch()
+                kernels = ", ".join(map(str, choice.choices()))
+                out.say_if(kernels and f"attention: {kernels}")
                 out.go()
             if last or step % train.eval_every == 0 or due or signals.pending:
                 fetch()
                 out.halt()
                 score = None
                 if last or step % train.eval_every == 0:
-                    score = self._evaluate(step, state.params, out, signals, hooks)
+                    score = self.evaluate(step, state.params, out, signals, hooks)
                 if due or signals.pending:
                     self._save(checkpoints, step, state, score)
                 if signals.pending and not last:
@@ -225,9 +241,10 @@ class Trainer:
         values["lr"] = float(np.asarray(self.rate(step)))
         out.step(step, values, log=step % self.train.log_every == 0 or step == self.train.steps)
 
-    def _evaluate(
+    def evaluate(
         self, step: int, params: Params, out: Reporter, signals: Signals, hooks: Sequence[Hook]
     ) -> Score | None:
+        """The validation loss; None without a validation text, or where a signal came."""
         if len(self.tokens.val) < 2:
             return None
         score = evaluate(
@@ -236,6 +253,7 @@ class Trainer:
             self.tokenizer,
             context_length=self.model.context_length,
             batch_size=self.train.batch_size,
+            weights=self.tokens.val_weights,
             stop=lambda: signals.pending is not None,
         )
         if score is not None:

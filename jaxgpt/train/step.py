@@ -82,6 +82,7 @@ def loss_sum(
         dtype=dtype,
         remat=train.remat,
         scan=train.scan,
+        kernel=train.kernel,
     )
     n = batch.weights_BT.sum()
     nats = (token_nats(out.logits_BTV, batch.targets_BT) * batch.weights_BT).sum()
@@ -176,7 +177,14 @@ def eval_step(
 ) -> Float[Array, "B T"]:
     """Weighted nats of each token, without dropout; filler is 0."""
     params = merged(params, lora)
-    out = forward(cfg, params, batch.tokens_BT, dtype=jnp.dtype(train.dtype), scan=train.scan)
+    out = forward(
+        cfg,
+        params,
+        batch.tokens_BT,
+        dtype=jnp.dtype(train.dtype),
+        scan=train.scan,
+        kernel=train.kernel,
+    )
     return jnp.where(
         batch.weights_BT > 0, token_nats(out.logits_BTV, batch.targets_BT) * batch.weights_BT, 0.0
     )
