@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face hub on this machine, with one data set, and the ways in which a hub fails.
+"""A Hugging Face hub on this machine, with one data set or model, and the ways a hub fails.
 
-Only what `datasets` asks for: repository info, folder listings, files with ranges.
+Only what `datasets` and `huggingface_hub` ask for: repository info, folder listings, files with
+ranges.
 """
 
 import hashlib
@@ -29,12 +30,16 @@ class FakeHub:
     Attributes:
       mode: `ok`; `stall` (takes requests and says nothing); `stall_body` and `half` (send half of a
         data file, then nothing, or hang up); `slow` (a data file in 10 pieces); or one of REFUSALS.
+      api: Where repositories of its kind are described.
+      resolve: Where their files are.
       requests: Method and path of each request so far.
       tokens: The Authorization headers that came.
     """
 
-    def __init__(self, files: dict[str, bytes], repo: str):
+    def __init__(self, files: dict[str, bytes], repo: str, kind: str):
         self.files, self.repo, self.sha, self.mode = files, repo, SHA, "ok"
+        self.api = f"/api/{kind}/{repo}"
+        self.resolve = f"/{repo}/resolve/" if kind == "models" else f"/{kind}/{repo}/resolve/"
         self.requests: list[str] = []
         self.tokens: set[str | None] = set()
         self.url = ""
@@ -42,9 +47,9 @@ class FakeHub:
 
 
 @contextmanager
-def serve(files: dict[str, bytes], repo: str = REPO) -> Iterator[FakeHub]:
+def serve(files: dict[str, bytes], repo: str = REPO, kind: str = "datasets") -> Iterator[FakeHub]:
     """A hub on a free port, for as long as the block runs."""
-    hub = FakeHub(files, repo)
+    hub = FakeHub(files, repo, kind)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("H", (_Handler,), {"hub": hub}))
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_port}"
@@ -73,12 +78,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if hub.mode in REFUSALS:
             status, code = REFUSALS[hub.mode]
-            if hub.mode == "gated" and path == f"/api/datasets/{hub.repo}":  # as the real one
+            if hub.mode == "gated" and path == hub.api:  # as the real one
                 self.answer(200, json.dumps(self.info() | {"gated": "auto"}).encode())
             else:
                 self.answer(status, b"", {"X-Error-Code": code, "X-Error-Message": "no"})
             return
-        api, files = f"/api/datasets/{hub.repo}", f"/datasets/{hub.repo}/resolve/"
+        api, files = hub.api, hub.resolve
         if path in (api, f"{api}/revision/main", f"{api}/revision/{hub.sha}"):
             self.answer(200, json.dumps(self.info()).encode())
         elif path.startswith(f"{api}/revision/"):
@@ -101,7 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET
 
     def info(self):
-        siblings = [{"rfilename": name} for name in self.hub.files]
+        files = self.hub.files.items()
+        siblings = [{"rfilename": name, "size": len(content)} for name, content in files]
         return {"id": self.hub.repo, "sha": self.hub.sha, "gated": False, "siblings": siblings}
 
     def listing(self, folder, recursive):
@@ -130,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             start, end = int(first), min(int(last or len(content)), len(content) - 1)
             headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
             content, status = content[start : end + 1], 206
-        self.answer(status, content, headers, data=name.endswith(".parquet"))
+        self.answer(status, content, headers, data=name.endswith((".parquet", ".safetensors")))
 
     def answer(self, status, body, headers=None, data=False):
         self.send_response(status)

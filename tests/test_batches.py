@@ -193,3 +193,27 @@ def test_too_little_to_evaluate_is_refused_at_once():
     for n in (0, 1):
         with pytest.raises(ConfigError, match=f"validation text has {n} tokens"):
             eval_batches(np.arange(n), 8, 2)
+
+
+def test_weights_go_with_their_targets():
+    n = 50
+    weights = (np.arange(n) % 3 == 0).astype(np.uint8)
+    batches = Batches(np.arange(n), 4, 5, seed=1, weights=weights)
+    plain = Batches(np.arange(n), 4, 5, seed=1)
+    for step in range(6):
+        batch = batches.batch(step)
+        np.testing.assert_array_equal(batch.tokens_BT, plain.batch(step).tokens_BT)
+        np.testing.assert_array_equal(batch.weights_BT, batch.targets_BT % 3 == 0)
+        assert batch.weights_BT.dtype == np.float32
+        rows = batches.batch(step, slice(2, 4))
+        np.testing.assert_array_equal(rows.weights_BT, batch.weights_BT[2:4])
+    scored = Counter()
+    for batch in eval_batches(np.arange(n), 4, 5, weights):
+        assert batch.weights_BT.dtype == np.float32
+        scored.update(batch.targets_BT[batch.weights_BT > 0].tolist())
+    assert scored == Counter(range(3, n, 3))
+
+
+def test_weights_are_one_for_each_id():
+    with pytest.raises(ConfigError, match="49 weights for 50 ids"):
+        Batches(np.arange(50), 4, 5, seed=1, weights=np.ones(49))

@@ -51,3 +51,16 @@ def test_a_signal_ends_the_pass():
         stop=lambda: next(asked),
     )
     assert score is None
+
+
+def test_only_answers_are_scored():
+    score = evaluate(
+        lambda batch: batch.targets_BT * batch.weights_BT,
+        np.arange(8, dtype=np.uint8),
+        ByteTokenizer(),
+        context_length=3,
+        batch_size=2,
+        weights=np.array([1, 0, 0, 1, 0, 1, 0, 1], np.uint8),
+    )
+    assert (score.n_tokens, score.n_bytes) == (3, 3)
+    assert score.nats_per_token == pytest.approx((3 + 5 + 7) / 3)

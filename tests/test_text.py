@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
+
 import jax
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, load_folder_tokenizer
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import init_params
 from jaxgpt.sample.filters import Sampling
+from jaxgpt.sample.generate import Chunk
 from jaxgpt.sample.text import StopStrings, start_ids, stream_text
 from jaxgpt.testing import tiny
 
@@ -106,6 +110,56 @@ def test_an_empty_prompt(model):
     assert start_ids(CharTokenizer("xyz")) == [0]
     assert start_ids(ByteTokenizer()) == [10]
     assert texts(model, "", seed=3) == texts(model, "\n", seed=3)
+
+
+class WithRules(CharTokenizer):
+    """Characters, of which some begin or end a text, as of a pretrained model."""
+
+    begin_ids: tuple[int, ...] = (3,)
+    bos_id = 5
+    end_ids = (1, 2)
+
+
+def test_a_prompt_stands_behind_what_begins_every_text(model):
+    cfg, params, plain = model
+    rules = WithRules(plain.decode(range(plain.vocab_size)))
+    ids = [3, *plain.encode("ab").tolist()]
+    greedy = {"sampling": Sampling(temperature=0.0)}
+    (whole,) = texts((cfg, params, plain), ids, **greedy)
+    (text,) = texts((cfg, params, rules), "ab", **greedy)
+    ends = [whole.find(end) for end in rules.decode([1, 2]) if end in whole]
+    assert text == whole[: min(ends, default=len(whole))]
+    assert texts((cfg, params, rules), ids, **greedy) == [text], "ids are taken as they are"
+    many = texts((cfg, params, rules), "ab", samples=8, seed=2, sampling=Sampling(temperature=3.0))
+    assert not any(end in text for text in many for end in rules.decode([1, 2]))
+    assert any(len(text) < 12 for text in many)
+
+
+def test_what_an_empty_prompt_begins_with():
+    rules = WithRules(CHARS)
+    assert start_ids(rules) == [3]
+    rules.begin_ids = ()
+    assert start_ids(rules) == [5]
+    rules.bos_id, rules.eot_id = None, 7
+    assert start_ids(rules) == [7]
+
+
+def test_an_empty_prompt_of_a_sentencepiece_tokenizer(shared, monkeypatch):
+    """The text that a model writes from BOS begins without the space of its first word."""
+    folder = shared / "data" / "stories260k"
+    tokenizer = load_folder_tokenizer(folder)
+    reference = json.loads((folder / "reference.json").read_text())
+    bos, *ids = reference["greedy_from_bos_ids"]
+    assert start_ids(tokenizer) == [bos]
+
+    def model(cfg, params, prompts, *, stop_ids, until, **_):
+        assert prompts == [[bos]] and stop_ids == (2,)
+        array = np.array([ids])
+        yield Chunk(array, array * 0.0, np.array([len(ids)]), np.array([True]))
+
+    monkeypatch.setattr("jaxgpt.sample.text.stream", model)
+    pieces = stream_text(tiny(), {}, tokenizer, "")
+    assert "".join(piece.text for piece in pieces) == reference["greedy_text"]
 
 
 def test_prompts_that_cannot_be(model):

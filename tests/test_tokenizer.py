@@ -414,5 +414,8 @@ def test_absent_and_unreadable_tokenizer_files(tmp_path):
     (tmp_path / "b.json").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="not a tokenizer"):
         load_tokenizer(tmp_path / "b.json")
-    with pytest.raises(ResourceError):
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json in .*, but b\.json"):
         load_tokenizer(tmp_path)
+    (tmp_path / "c.json").symlink_to("c.json")
+    with pytest.raises(ResourceError, match="cannot read"):
+        load_tokenizer(tmp_path / "c.json")

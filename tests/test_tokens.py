@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxgpt.data.answers import example
 from jaxgpt.data.batches import Batches
 from jaxgpt.data.corpus import Corpus
 from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, train_tokenizer
@@ -91,6 +92,66 @@ def test_documents_are_separated_and_a_cut_one_goes_on(path):
     assert open_tokens(path, tokenizer=bpe).train[4] == bpe.eot_id == 256
 
 
+def test_documents_begin_with_what_the_tokenizer_begins_texts_with(path):
+    tokenizer = train_tokenizer("bpe", Corpus.of(["abcd"]), 257)
+    tokenizer.begin_ids = (0, 1)
+    found = prepare_tokens(Corpus.of(["ab", "cdef"]), tokenizer, path, val_fraction=0.5)
+    head = tokenizer.decode([0, 1])
+    assert tokenizer.decode(found.train) == f"{head}ab<|endoftext|>{head}c"
+    assert tokenizer.decode(found.val) == f"{head}def"
+
+
+def pairs(*rows) -> Corpus:
+    made = [
+        example("prompt-completion", {"prompt": prompt, "completion": completion}, "line 1")
+        for prompt, completion in rows
+    ]
+    corpus = Corpus.of([one.content for one in made])
+    return dataclasses.replace(corpus, examples=tuple(made))
+
+
+PAIRS = pairs(("ab", "cd"), ("", "e"), ("fghi", "jk"))
+
+
+def test_rows_with_answers_are_whole_and_weighed(path):
+    found = prepare_tokens(PAIRS, ByteTokenizer(), path, val_fraction=0.5)
+    assert (bytes(found.train), bytes(found.val)) == (b"abcd\ne\n", b"fghijk\n")
+    assert found.train_weights.tolist() == [0, 0, 1, 1, 1, 1, 1]
+    assert found.val_weights.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert (found.train_chars, found.val_chars, found.val_bytes) == (7, 7, 7)
+    assert isinstance(found.val_weights, np.memmap) and path.stat().st_size == HEADER_BYTES + 28
+    again = open_tokens(path, tokenizer=ByteTokenizer())
+    np.testing.assert_array_equal(again.val_weights, found.val_weights)
+    text = prepare_tokens(Corpus.of(["abcd"]), ByteTokenizer(), path)
+    assert text.train_weights is None and text.val_weights is None
+
+
+def test_weights_follow_ids_of_any_type(path):
+    tokenizer = CodePoints(70_000)
+    found = prepare_tokens(PAIRS, tokenizer, path, val_fraction=0.5)
+    assert found.train.dtype == np.uint32 and found.val_weights.tolist() == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_damaged_weights_are_refused_and_made_again(path):
+    tokenizer = ByteTokenizer()
+    prepare_tokens(PAIRS, tokenizer, path)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"\2")
+    assert "a weight of 2" in refusal(path, tokenizer)
+    path.write_bytes(content[:-1])
+    assert "ids of uint8 with weights need" in refusal(path, tokenizer)
+    patch_header(path, weighted=False)
+    refusal(path, tokenizer)
+    assert prepare_tokens(PAIRS, tokenizer, path).val_weights.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert path.read_bytes() == content
+
+
+def test_a_row_that_cannot_be_encoded_leaves_no_file(path):
+    with pytest.raises(ConfigError, match="not among the 2 characters"):
+        prepare_tokens(PAIRS, CharTokenizer("ab"), path)
+    assert list(path.parent.iterdir()) == []
+
+
 def test_no_part_is_held_out_at_zero(path):
     found = prepare_tokens(Corpus.of(["abc"]), ByteTokenizer(), path, val_fraction=0.0)
     assert (len(found.train), len(found.val), found.val_bytes) == (3, 0, 0)
@@ -166,7 +227,14 @@ def test_a_file_of_another_length_is_refused_and_made_again(path, change):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"format": 2}, {"n_train": -1}, {"n_train": "3"}, {"val_bytes": None}, {"extra": 1}],
+    [
+        {"format": 1},
+        {"n_train": -1},
+        {"n_train": "3"},
+        {"val_bytes": None},
+        {"extra": 1},
+        {"weighted": 1},
+    ],
 )
 def test_a_damaged_header_is_refused(path, changes):
     prepare_tokens(Corpus.of(["abc"]), ByteTokenizer(), path)

@@ -5,18 +5,19 @@ One rule holds for every tokenizer: `decode(ids)` is the bytes of the ids in a r
 with special tokens as their text and ill-formed bytes as U+FFFD; a sentencepiece-style tokenizer
 drops the one space that it puts before a text. So decoding cleans nothing up, and text can be
 streamed id by id. What is encoded is always plain text: `<|endoftext|>` in a prompt is 13
-characters, not the control token, and nothing is put in front (no BOS).
+characters, not the control token, and nothing is put in front (no BOS). What belongs in front, and
+what ends a text, is asked of `begin_ids` and `end_ids`.
 
-Left out: the tokenizers (`tokenizer.py`, `bpe.py`).
+Left out: the tokenizers (`tokenizer.py`, `bpe.py`, `pretrained.py`).
 """
 
 import hashlib
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
@@ -57,19 +58,41 @@ class Tokenizer(Protocol):
         ...
 
 
+def begin_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids that every text begins with (BOS): its attribute of that name, else none."""
+    return tuple(getattr(tokenizer, "begin_ids", ()))
+
+
+def end_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids that end what a model writes: its attribute of that name, else its end-of-text."""
+    ends = getattr(tokenizer, "end_ids", None)
+    if ends is not None:
+        return tuple(ends)
+    return () if tokenizer.eot_id is None else (tokenizer.eot_id,)
+
+
 class Stored:
-    """A tokenizer that one JSON text describes in full; the base of ours."""
+    """A tokenizer that one JSON text, `content`, describes in full; the base of ours."""
 
     eot_id: int | None = None
+    template: str | None = None
 
     def __init__(self, content: str, kind: str, vocab_size: int):
-        self._json, self.kind, self.vocab_size = content, kind, vocab_size
+        self.content, self.kind, self.vocab_size = content, kind, vocab_size
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
 
     def save(self, path: Path) -> None:
         """Writes the JSON, atomically; ResourceError where the system refuses."""
         with write_atomically(path) as file:
-            file.write(self._json.encode())
+            file.write(self.content.encode())
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> np.ndarray:
+        """Ids of a conversation.
+
+        Raises:
+          ConfigError: There is no chat template.
+        """
+        raise no_template(self.kind)
 
     def _in_range(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         array = np.asarray(ids, np.int64)
@@ -77,6 +100,15 @@ class Stored:
         if wrong.size:
             raise ConfigError(f"id {wrong[0]} is outside the vocabulary of {self.vocab_size}")
         return array
+
+
+def no_template(kind: str) -> ConfigError:
+    """The error of a tokenizer that cannot write conversations."""
+    return ConfigError(
+        f"this {kind} tokenizer has no chat template",
+        fix="take the tokenizer of a chat model's folder, put a chat_template.jinja beside its "
+        "tokenizer.json, or --data.format=prompt-completion",
+    )
 
 
 def to_bytes(text: str, encoding: str = "utf-8") -> bytes:

@@ -29,7 +29,7 @@ class Batch:
     Attributes:
       tokens_BT: Inputs, int32.
       targets_BT: The id that follows each input, int32.
-      weights_BT: float32; 1 where the target counts, 0 for filler.
+      weights_BT: float32; 1 where the target counts, 0 for filler and what is not trained.
     """
 
     # Not checked: a batch also carries shardings, shapes, or micro-batches along a leading axis.
@@ -52,15 +52,17 @@ class Batches:
       context_length: T.
       batch_size: Rows of the global batch.
       seed: Names the order.
+      weights: 0 or 1 for each id, as a target; None: all are trained.
 
     Raises:
-      ConfigError: A size below 1, or fewer than context_length + 1 ids.
+      ConfigError: A size below 1, fewer than context_length + 1 ids, or not a weight for each id.
     """
 
     tokens: np.ndarray
     context_length: int
     batch_size: int
     seed: int
+    weights: np.ndarray | None = None
 
     def __post_init__(self):
         _check_sizes(self.context_length, self.batch_size)
@@ -71,6 +73,9 @@ class Batches:
                 f"{self.context_length} needs {needed}",
                 fix=(f"--model.context_length={n - 1} or " if n > 1 else "") + "a longer text",
             )
+
+        if self.weights is not None and len(self.weights) != n:
+            raise ConfigError(f"{len(self.weights)} weights for {n} ids")
 
     @property
     def n_windows(self) -> int:
@@ -92,20 +97,23 @@ class Batches:
         room = len(self.tokens) - self.n_windows * self.context_length
         shift_B = (_mix(key_B) % np.uint64(room)).astype(np.int64)
         start_B1 = (window_B * self.context_length + shift_B)[:, None]
-        window_BT = self.tokens[start_B1 + np.arange(self.context_length + 1)].astype(np.int32)
-        return _batch(window_BT, np.ones(window_BT[:, 1:].shape, np.float32))
+        place_BT = start_B1 + np.arange(self.context_length + 1)
+        return _batch(self.tokens[place_BT].astype(np.int32), _weights(self.weights, place_BT))
 
 
-def eval_batches(tokens: np.ndarray, context_length: int, batch_size: int) -> Iterator[Batch]:
+def eval_batches(
+    tokens: np.ndarray, context_length: int, batch_size: int, weights: np.ndarray | None = None
+) -> Iterator[Batch]:
     """One fixed pass over all ids in windows of T without overlap.
 
-    Every id but the first, which has no context, is a target with weight 1 exactly once, whatever
-    the batch size. The last window and the last batch are filled up with weight 0.
+    Every id but the first, which has no context, is a target exactly once, whatever the batch size,
+    with its weight. The last window and the last batch are filled up with weight 0.
 
     Args:
       tokens: All ids, one dimension.
       context_length: T.
       batch_size: Rows of each batch.
+      weights: 0 or 1 for each id; None: 1.
 
     Raises:
       ConfigError: A size below 1, or fewer than 2 ids.
@@ -124,8 +132,9 @@ def eval_batches(tokens: np.ndarray, context_length: int, batch_size: int) -> It
         for first in range(0, n_rows, batch_size):
             check_not_shrunk(tokens)
             place_BT = (first + rows) * context_length + np.arange(context_length + 1)
-            window_BT = tokens[np.minimum(place_BT, n - 1)].astype(np.int32)
-            yield _batch(window_BT, (place_BT[:, 1:] < n).astype(np.float32))
+            known_BT = np.minimum(place_BT, n - 1)
+            weights_BT = _weights(weights, known_BT) * (place_BT[:, 1:] < n)
+            yield _batch(tokens[known_BT].astype(np.int32), weights_BT)
 
     return batches()
 
@@ -160,6 +169,13 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return x ^ x >> np.uint64(31)
+
+
+def _weights(weights: np.ndarray | None, place_BT: np.ndarray) -> np.ndarray:
+    """Of the targets of windows at these places."""
+    if weights is None:
+        return np.ones(place_BT[:, 1:].shape, np.float32)
+    return weights[place_BT[:, 1:]].astype(np.float32)
 
 
 def _batch(window_BT: np.ndarray, weights_BT: np.ndarray) -> Batch:

@@ -5,14 +5,17 @@ import dataclasses
 
 from jaxgpt.errors import ConfigError
 
+FORMATS = ("text", "chat", "prompt-completion")
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """The text, its tokenizer, and how it is split. The order of batches follows `train.seed`."""
 
     path: str | None = None  # file, folder, hf://OWNER/NAME; None: CPython's language reference
-    tokenizer: str = "char"  # char, byte, bpe (trained on the text), or a tokenizer.json
+    tokenizer: str = "char"  # char, byte, bpe (trained here), pretrained, tokenizer.json or folder
     vocab_size: int = 4096  # of a bpe tokenizer that is trained here
+    format: str = "text"  # text, or rows of which answers are trained: chat, prompt-completion
     val_fraction: float = 0.1  # the last part of the text, by characters, is for validation
     encoding: str = "utf-8"  # of the text's files
     errors: str = "strict"  # undecodable bytes: strict (an error), replace or ignore
@@ -33,6 +36,13 @@ class DataConfig:
             raise ConfigError(f"errors={self.errors!r}", fix="strict, replace or ignore")
         if self.rows not in ("lines", "documents"):
             raise ConfigError(f"rows={self.rows!r}", fix="--data.rows=lines or documents")
+        if self.format not in FORMATS:
+            raise ConfigError(f"format={self.format!r}", fix=f"--data.format={', '.join(FORMATS)}")
+        if self.format != "text" and (self.column, self.rows) != ("text", "lines"):
+            raise ConfigError(
+                f"column and rows are for format=text; format={self.format} names its own columns",
+                fix="leave them out",
+            )
         if self.max_chars is not None and self.max_chars < 1:
             raise ConfigError(f"max_chars={self.max_chars} must be at least 1")
         if not 0 < self.hub_timeout < float("inf"):

@@ -8,20 +8,23 @@ In a folder every `*.txt` file below it is one document; where there is none, ev
 that begin with a dot are skipped, links to folders are not followed, and documents are in the order
 of their relative paths. A file that cannot be read as text is an error, never skipped. Rows and
 compression are read by `files.py`; the rows of a file are joined with newlines into one document,
-or are a document each.
+or are a document each, or are examples with answers (`answers.py`).
 
 Left out: the hub (`hub.py`).
 """
 
 import codecs
+import dataclasses
 import difflib
 import hashlib
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxgpt.data.files import read_texts
+from jaxgpt.data.answers import Example, example
+from jaxgpt.data.files import read_rows, read_texts
 from jaxgpt.errors import ConfigError, ResourceError
 
 
@@ -33,11 +36,13 @@ class Corpus:
       name: For people: the file's or folder's name.
       documents: The texts, in order.
       fingerprint: sha256 of the documents, their boundaries and how they were decoded.
+      examples: Where the text is rows with answers: they, in order; the documents are their texts.
     """
 
     name: str
     documents: tuple[str, ...]
     fingerprint: str
+    examples: tuple[Example, ...] = ()
 
     @classmethod
     def of(cls, documents: Sequence[str], *, name: str = "text", decoding: str = "") -> "Corpus":
@@ -91,12 +96,7 @@ def read_corpus(
       ConfigError: Nothing there, nothing in it, not text, or not in this encoding.
       ResourceError: The system refused to read it.
     """
-    try:
-        decoding = f"{codecs.lookup(encoding).name} {errors}"
-        codecs.lookup_error(errors)
-        b"a".decode(encoding, "ignore")  # `hex` and its like are codecs, but not of text
-    except LookupError as error:
-        raise ConfigError(str(error), fix="--data.encoding=utf-8 --data.errors=strict") from None
+    decoding = _decoding(encoding, errors)
     if path is None:
         documents = arrange([_language_reference()], max_chars=max_chars)
         return Corpus.of(documents, name="python-reference", decoding=decoding)
@@ -109,12 +109,52 @@ def read_corpus(
             texts, are_rows = read_texts(file, encoding=encoding, errors=errors, column=column)
             documents += arrange(texts, rows=rows) if are_rows else texts
     except OSError as error:
-        raise ResourceError(
-            f"cannot read {error.filename or path}: {error.strerror}",
-            fix="make it readable, or --data.path=FILE",
-        ) from error
+        raise _unreadable(path, error) from error
     documents = arrange(documents, max_chars=max_chars)
     return Corpus.of(documents, name=path.name, decoding=decoding)
+
+
+def read_examples(
+    path: str | Path | None,
+    format: str,
+    *,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    max_chars: int | None = None,
+) -> Corpus:
+    """Reads rows with answers.
+
+    Args:
+      path: A file with rows, or a folder of such files, all of which are read.
+      format: `chat` or `prompt-completion`.
+      encoding: How bytes become text.
+      errors: What happens to bytes that do not decode.
+      max_chars: Whole rows from the beginning that have no more characters than this; None: all.
+
+    Raises:
+      ConfigError: Nothing there, no rows, or a row that is not of this format; it names the row.
+      ResourceError: The system refused to read it.
+    """
+    if path is None or path == "":
+        raise ConfigError(f"format={format} needs rows", fix="--data.path=FILE.jsonl")
+    path, decoding = Path(path), _decoding(encoding, errors)
+    try:
+        examples = [
+            example(format, row, where)
+            for file in _files(path, prefer=None)
+            for where, row in read_rows(file, encoding=encoding, errors=errors)
+        ]
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if max_chars is not None:
+        sizes = itertools.accumulate(len(one.text) for one in examples)
+        examples = [one for one, end in zip(examples, sizes, strict=True) if end <= max_chars]
+        if not examples:
+            raise ConfigError(f"the first row has more than max_chars={max_chars} characters")
+    contents = [one.content for one in examples]
+    made = Corpus.of(contents, name=path.name, decoding=f"{decoding} {format}")
+    texts = tuple(one.text for one in examples)
+    return dataclasses.replace(made, documents=texts, examples=tuple(examples))
 
 
 def arrange(
@@ -136,6 +176,23 @@ def arrange(
     return kept
 
 
+def _decoding(encoding: str, errors: str) -> str:
+    """How bytes become text, in words that a fingerprint can be made of."""
+    try:
+        codecs.lookup_error(errors)
+        b"a".decode(encoding, "ignore")  # `hex` and its like are codecs, but not of text
+        return f"{codecs.lookup(encoding).name} {errors}"
+    except LookupError as error:
+        raise ConfigError(str(error), fix="--data.encoding=utf-8 --data.errors=strict") from None
+
+
+def _unreadable(path: Path, error: OSError) -> ResourceError:
+    return ResourceError(
+        f"cannot read {error.filename or path}: {error.strerror}",
+        fix="make it readable, or --data.path=FILE",
+    )
+
+
 def _language_reference() -> str:
     try:
         from pydoc_data.topics import topics
@@ -146,7 +203,7 @@ def _language_reference() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, prefer: str | None = ".txt") -> list[Path]:
     if path.is_file():
         return [path]
     if not path.exists():
@@ -164,7 +221,7 @@ def _files(path: Path) -> list[Path]:
     found = sorted((file for file in found if file.is_file()), key=lambda f: f.relative_to(path))
     if not found:
         raise ConfigError(f"{path} is empty: no file in this folder", fix="--data.path=FILE")
-    return [file for file in found if file.suffix == ".txt"] or found
+    return [file for file in found if file.suffix == prefer] or found
 
 
 def _missing(path: Path) -> ConfigError:

@@ -2,9 +2,10 @@
 """The texts in one file, by what its name ends in.
 
 `.parquet` and `.jsonl` or `.ndjson` (one JSON object a line) hold rows, of which one column is the
-text; rows where it is null are left out. `.gz`, `.xz`, `.bz2` and `.zst` are unpacked first, and
-what is below them then counts (`a.jsonl.gz`; also `a.json.gz`, which is JSON lines wherever it is
-found). Any other file is one text, `.json` too, and is kept exactly as it is stored.
+text (rows where it is null are left out), or several are an example (`read_rows`). `.gz`, `.xz`,
+`.bz2` and `.zst` are unpacked first, and what is below them then counts (`a.jsonl.gz`; also
+`a.json.gz`, which is JSON lines wherever it is found). Any other file is one text, `.json` too, and
+is kept exactly as it is stored.
 
 Left out: zip and tar, CSV, Arrow, and files larger than memory.
 """
@@ -38,6 +39,7 @@ def _unpack_zstd(content: bytes) -> bytes:
         return stream.read()
 
 
+LINES = (".jsonl", ".ndjson")
 UNPACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.decompress,
     ".xz": lzma.decompress,
@@ -62,6 +64,55 @@ def read_texts(file: Path, *, encoding: str, errors: str, column: str) -> tuple[
       ConfigError: Empty, damaged, not text, not in this encoding, or without this column.
       OSError: The system refused to read it.
     """
+    content, suffix = _content(file)
+    if suffix == ".parquet":
+        return list(_parquet(file, content, column)), True
+    text = _decode(file, content, encoding, errors)
+    if suffix not in LINES:
+        return [text], False
+    texts = []
+    for where, row in _json_lines(file, text):
+        if column not in row:
+            raise _no_column(where, column, list(row))
+        texts += _text(where, column, row[column])
+    return texts, True
+
+
+def read_rows(file: Path, *, encoding: str, errors: str) -> list[tuple[str, dict[str, Any]]]:
+    """Reads whole rows of one file.
+
+    Args:
+      file: `.jsonl`, `.ndjson` or `.parquet`, packed or not.
+      encoding: How bytes become text; parquet has its own.
+      errors: What happens to bytes that do not decode.
+
+    Returns:
+      For each row where it is, for errors, and its columns.
+
+    Raises:
+      ConfigError: Another kind of file, without rows, damaged, or not in this encoding.
+      OSError: The system refused to read it.
+    """
+    content, suffix = _content(file)
+    if suffix == ".parquet":
+        rows = [
+            (f"row {number} of {file}", row)
+            for number, row in enumerate(_parquet_rows(file, content, None), 1)
+        ]
+    elif suffix in LINES:
+        rows = list(_json_lines(file, _decode(file, content, encoding, errors)))
+    else:
+        raise ConfigError(
+            f"{file} has no rows: examples are in .jsonl, .ndjson or .parquet",
+            fix="--data.format=text, or another --data.path",
+        )
+    if not rows:
+        raise _empty(file)
+    return rows
+
+
+def _content(file: Path) -> tuple[bytes, str]:
+    """What a file holds, unpacked, and the ending that says what this is."""
     content, suffix = file.read_bytes(), file.suffix
     if not content:
         raise _empty(file)
@@ -74,12 +125,7 @@ def read_texts(file: Path, *, encoding: str, errors: str, column: str) -> tuple[
             raise _empty(file)
         suffix = Path(file.stem).suffix
         suffix = ".jsonl" if suffix == ".json" else suffix
-    if suffix == ".parquet":
-        return list(_parquet(file, content, column)), True
-    text = _decode(file, content, encoding, errors)
-    if suffix in (".jsonl", ".ndjson"):
-        return list(_json_lines(file, text, column)), True
-    return [text], False
+    return content, suffix
 
 
 def _empty(file: Path) -> ConfigError:
@@ -107,7 +153,7 @@ def _decode(file: Path, content: bytes, encoding: str, errors: str) -> str:
     return text
 
 
-def _json_lines(file: Path, text: str, column: str) -> Iterator[str]:
+def _json_lines(file: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         if not line.strip():
             continue
@@ -118,23 +164,26 @@ def _json_lines(file: Path, text: str, column: str) -> Iterator[str]:
             raise ConfigError(f"{where} is not JSON: {error}", fix="one object a line") from None
         if not isinstance(row, dict):
             raise ConfigError(f"{where} is no JSON object", fix='{"text": "..."}')
-        if column not in row:
-            raise _no_column(where, column, list(row))
-        yield from _text(where, column, row[column])
+        yield where, row
 
 
 def _parquet(file: Path, content: bytes, column: str) -> Iterator[str]:
+    for row in _parquet_rows(file, content, column):
+        yield from _text(str(file), column, row[column])
+
+
+def _parquet_rows(file: Path, content: bytes, column: str | None) -> Iterator[dict[str, Any]]:
+    """Rows of one column, or of all."""
     import pyarrow
     from pyarrow import parquet
 
     try:
         table = parquet.ParquetFile(pyarrow.BufferReader(content))
         names = table.schema_arrow.names
-        if column not in names:
+        if column is not None and column not in names:
             raise _no_column(str(file), column, names)
-        for batch in table.iter_batches(columns=[column]):
-            for value in batch.column(0).to_pylist():
-                yield from _text(str(file), column, value)
+        for batch in table.iter_batches(columns=None if column is None else [column]):
+            yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         line = " ".join(str(error).split())
         raise ConfigError(f"{file} is not whole parquet: {line}", fix="replace the file") from None

@@ -4,11 +4,13 @@
 The library works in a process of its own (`hubworker.py`), which is ended when it makes no progress
 for `data.hub_timeout` seconds, that is receives nothing and computes nothing. A long download that
 goes on is never cut off. What was fetched is cached as the library always does it, below HF_HOME;
-with HF_HUB_OFFLINE=1 the cache is all that is used.
+with HF_HUB_OFFLINE=1 the cache is all that is used. `ask` is that process for models as well
+(`interop/hub.py`).
 
 Left out: several sets at once, and files of the hub by their own address.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -17,7 +19,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,12 @@ SHORT_NAMES = {
 }
 SCHEME = "hf://"
 POLL_S = 0.2
-LOCAL = "--data.path=FILE"
+WORDS = {  # of messages: what is wanted, how it is named, what to do without the hub, who waits
+    "noun": "data set",
+    "named": "--data.path=hf://OWNER/NAME",
+    "local": "--data.path=FILE",
+    "patience": "--data.hub_timeout",
+}
 
 
 def is_hub(path: str | Path | None) -> bool:
@@ -62,7 +69,8 @@ def read_hub(
       ResourceError: The hub cannot be reached, stalls, breaks off, or refuses for now.
     """
     repo, subset, named = _parse(str(data.path))
-    request = {
+    request = WORDS | {
+        "type": "dataset",
         "repo": repo,
         "revision": revision or named,
         "subset": data.subset or subset,
@@ -70,17 +78,13 @@ def read_hub(
         "column": data.column,
         "stream": data.stream,
         "max_chars": data.max_chars,
-        "timeout_s": data.hub_timeout,
     }
     texts: list[str] = []
-    for message in _ask(request, data.hub_timeout, check):
+    message: dict[str, Any] = {}
+    for message in ask(request, data.hub_timeout, check):
         texts += message.get("rows", ())
-        if "error" in message:
-            raise _error(message)
-        if "revision" in message:
-            documents = arrange(texts, rows=data.rows, max_chars=data.max_chars)
-            return Corpus.of(documents, name=repo), message["revision"]
-    raise ResourceError(f"the process that reads {repo} ended early", fix=f"try again, or {LOCAL}")
+    documents = arrange(texts, rows=data.rows, max_chars=data.max_chars)
+    return Corpus.of(documents, name=repo), message["revision"]
 
 
 def _parse(path: str) -> tuple[str, str | None, str | None]:
@@ -96,10 +100,38 @@ def _parse(path: str) -> tuple[str, str | None, str | None]:
     return match[1], None, match[2]
 
 
-def _ask(
+def ask(
     request: dict[str, Any], timeout_s: float, check: Callable[[], None]
-) -> Generator[dict[str, Any]]:
-    """What the worker says, as long as it makes progress; afterwards it is gone."""
+) -> Iterator[dict[str, Any]]:
+    """What the worker says, as long as it makes progress; afterwards it is gone.
+
+    Args:
+      request: `repo`, `type` and what that type needs (`hubworker.py`), and the words of `WORDS`.
+      timeout_s: Seconds without progress until the hub is given up.
+      check: Called several times a second; what it raises ends the waiting.
+
+    Yields:
+      Its messages, the one with the `revision` last.
+
+    Raises:
+      ConfigError: What is asked for is not there, or not for everybody.
+      ResourceError: The hub cannot be reached, stalls, breaks off, or refuses for now.
+    """
+    with contextlib.closing(_messages(request | {"timeout_s": timeout_s}, check)) as messages:
+        for message in messages:
+            if "error" in message:
+                raise _error(request, message)
+            yield message
+            if "revision" in message:
+                return
+    raise ResourceError(
+        f"the process that reads {request['repo']} ended early",
+        fix=f"try again, or {request['local']}",
+    )
+
+
+def _messages(request: dict[str, Any], check: Callable[[], None]) -> Generator[dict[str, Any]]:
+    timeout_s = request["timeout_s"]
     worker = subprocess.Popen(
         # -P: the worker's folder holds modules with the names of others.
         [sys.executable, "-P", str(Path(__file__).with_name("hubworker.py"))],
@@ -124,10 +156,10 @@ def _ask(
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from map(json.loads, lines)
             elif time.monotonic() - heard > timeout_s:
+                patience = f"raise {request['patience']}, " if request["patience"] else ""
                 raise ResourceError(
                     f"the hub has sent nothing of {request['repo']} for {timeout_s:g} s",
-                    where=f"data.hub_timeout={timeout_s:g}",
-                    fix=f"try again, raise --data.hub_timeout, or {LOCAL}",
+                    fix=f"try again, {patience}or {request['local']}",
                 )
     finally:
         worker.kill()
@@ -148,8 +180,9 @@ def _environment(timeout_s: float) -> dict[str, str]:
     return env
 
 
-def _error(message: dict[str, Any]) -> ConfigError | ResourceError:
+def _error(request: dict[str, Any], message: dict[str, Any]) -> ConfigError | ResourceError:
+    local = request["local"]
     if message["bad_input"]:
-        return ConfigError(message["error"], fix=message["fix"] or LOCAL)
+        return ConfigError(message["error"], fix=message["fix"] or local)
     cached = "" if os.environ.get("HF_HUB_OFFLINE") else ", or HF_HUB_OFFLINE=1 for what is cached"
-    return ResourceError(message["error"], fix=message["fix"] or LOCAL + cached)
+    return ResourceError(message["error"], fix=message["fix"] or local + cached)

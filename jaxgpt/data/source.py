@@ -4,7 +4,7 @@
 from collections.abc import Callable
 
 from jaxgpt.data.config import DataConfig
-from jaxgpt.data.corpus import Corpus, read_corpus
+from jaxgpt.data.corpus import Corpus, read_corpus, read_examples
 from jaxgpt.data.hub import is_hub, read_hub
 from jaxgpt.errors import ConfigError
 
@@ -28,6 +28,11 @@ def read_source(
       ConfigError: Nothing there, not text, or options that are for the hub with a local text.
       ResourceError: The system or the hub refused.
     """
+    if is_hub(data.path) and data.format != "text":
+        raise ConfigError(
+            f"format={data.format} is read from files, and {data.path} is of the hub",
+            fix="save its rows as jsonl: datasets.load_dataset(...).to_json('FILE.jsonl')",
+        )
     if is_hub(data.path):
         return read_hub(data, revision=revision, check=check)
     if (data.subset, data.split, data.stream) != (None, "train", False):
@@ -35,6 +40,15 @@ def read_source(
             f"subset, split and stream are for sets of the hub, and path={data.path} is none",
             fix="--data.path=hf://OWNER/NAME, or leave them out",
         )
+    if data.format != "text":
+        examples = read_examples(
+            data.path,
+            data.format,
+            encoding=data.encoding,
+            errors=data.errors,
+            max_chars=data.max_chars,
+        )
+        return examples, None
     corpus = read_corpus(
         data.path,
         encoding=data.encoding,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to ids and back: characters, bytes, and byte pair encoding, behind one Protocol.
 
-`base.py` has the Protocol and the rule of decoding, `bpe.py` the third kind.
+`base.py` has the Protocol and the rule of decoding, `bpe.py` the third kind, `pretrained.py` those
+of models that others have trained.
 
-Left out: chat templates.
+Left out: chat templates (`chat.py`).
 """
 
 import codecs
@@ -17,15 +18,18 @@ from jaxtyping import Int32
 from jaxgpt.data.base import Stored, Tokenizer, to_bytes
 from jaxgpt.data.bpe import BPETokenizer, train_bpe
 from jaxgpt.data.corpus import Corpus
+from jaxgpt.data.pretrained import PretrainedTokenizer, load_folder_tokenizer
 from jaxgpt.errors import ConfigError, ResourceError
 
 __all__ = [
     "BPETokenizer",
     "ByteTokenizer",
     "CharTokenizer",
+    "PretrainedTokenizer",
     "StreamDecoder",
     "Tokenizer",
     "byte_lengths",
+    "load_folder_tokenizer",
     "load_tokenizer",
     "train_tokenizer",
 ]
@@ -106,10 +110,15 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = True
+        self._spaces_follow = getattr(tokenizer, "spaces_follow", False)
+        self._space = b""  # behind the last word, if another one follows
 
     def push(self, token: int) -> str:
         """Takes the next id; returns the text that is now certain, possibly none."""
         content, alone = self._tokenizer.token_bytes(token), self._tokenizer.decode([token])
+        if self._spaces_follow:
+            shown, self._space = self._space + alone.encode(), b" " * content.endswith(b" ")
+            return self._utf8.decode(shown)
         if not content:  # a special token shows as its text
             content = alone.encode()
         elif self._at_start and content.decode(errors="replace") != alone:
@@ -119,7 +128,7 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """Ends the text; returns U+FFFD if a character is unfinished. The next id begins anew."""
-        self._at_start = True
+        self._at_start, self._space = True, b""
         return self._utf8.decode(b"", final=True)
 
 
@@ -127,7 +136,8 @@ def train_tokenizer(kind: str | Path, corpus: Corpus, vocab_size: int) -> Tokeni
     """Makes the tokenizer of a corpus.
 
     Args:
-      kind: `char`, `byte`, `bpe` (see `train_bpe`), or the path of a tokenizer to load instead.
+      kind: `char`, `byte`, `bpe` (see `train_bpe`), or the path of a tokenizer to load instead
+        (see `load_tokenizer`).
       corpus: The text.
       vocab_size: Ids of a `bpe`; the other kinds bring their own number.
 
@@ -145,13 +155,15 @@ def train_tokenizer(kind: str | Path, corpus: Corpus, vocab_size: int) -> Tokeni
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Reads a tokenizer that `save` wrote, or any tokenizer.json.
+    """Reads a tokenizer that `save` wrote, any tokenizer.json, or a Hugging Face folder's.
 
     Raises:
       ConfigError: No such file, or not a usable tokenizer.
       ResourceError: The system refused to read it.
     """
     where = str(path)
+    if Path(path).is_dir():
+        return load_folder_tokenizer(path)
     try:
         text = Path(path).read_bytes().decode()
         match json.loads(text):
@@ -161,6 +173,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
                 sorted(set(chars))
             ):
                 return CharTokenizer(chars)
+            case {"jaxgpt_tokenizer": "pretrained", "files": dict(files)} if (
+                "tokenizer.json" in files and all(isinstance(one, str) for one in files.values())
+            ):
+                return PretrainedTokenizer(files)
             case {"jaxgpt_tokenizer": _}:
                 raise ConfigError("not a table of characters sorted by code point")
         return BPETokenizer(text)

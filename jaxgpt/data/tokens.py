@@ -3,27 +3,29 @@
 
 Layout: 16 bytes of magic, a JSON header padded with spaces to byte 4096, then the training ids and
 the validation ids, little-endian, in the smallest of uint8, uint16 and uint32 that the vocabulary
-fits. The header carries the fingerprints of tokenizer and text, so that ids are never read with
-another tokenizer and are made again when the text changes.
+fits; of rows with answers, last, one byte for each id in the same order: 1 where it is trained,
+0 where it is only read. The header carries the fingerprints of tokenizer and text, so that ids are
+never read with another tokenizer and are made again when the text changes.
 
 Left out: shards, and texts larger than memory (the ids may be larger; the text is read whole).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxgpt.data.base import Tokenizer, write_atomically
+from jaxgpt.data.answers import encode_examples, split_examples
+from jaxgpt.data.base import Tokenizer, begin_ids, write_atomically
 from jaxgpt.data.corpus import Corpus
 from jaxgpt.errors import ConfigError, ResourceError
 
 MAGIC = b"jaxgpt tokens\r\n\n"
 HEADER_BYTES = 4096
-FORMAT = 1
+FORMAT = 2
 REBUILD = "delete the file; it is made again from the text"
 
 
@@ -35,6 +37,8 @@ class TokenFile:
       path: Where it is.
       train: Training ids, a read-only map of the file.
       val: Validation ids, likewise; may be empty.
+      train_weights: 1 for each training id that is trained, 0 for the others; None: all are.
+      val_weights: The same of the validation ids.
       vocab_size: Of the tokenizer.
       train_chars: Characters of the training text.
       val_chars: Characters of the validation text.
@@ -48,6 +52,8 @@ class TokenFile:
     path: Path
     train: np.ndarray
     val: np.ndarray
+    train_weights: np.ndarray | None
+    val_weights: np.ndarray | None
     vocab_size: int
     train_chars: int
     val_chars: int
@@ -58,8 +64,8 @@ class TokenFile:
     source: str
 
 
-FIELDS = {f.name: f.type for f in fields(TokenFile) if f.name not in ("path", "train", "val")}
-FIELDS |= {"format": int, "dtype": str, "n_train": int, "n_val": int}
+FIELDS = {f.name: f.type for f in fields(TokenFile) if f.type in (int, float, str)}
+FIELDS |= {"format": int, "dtype": str, "n_train": int, "n_val": int, "weighted": bool}
 
 
 def prepare_tokens(
@@ -69,7 +75,9 @@ def prepare_tokens(
 
     The first `int((1 - val_fraction) * n)` of the n characters train and the rest validate; a
     document that the boundary cuts goes on in the validation part. Between documents stands the
-    tokenizer's `eot_id`, without one a newline, and nothing if it cannot encode that either.
+    tokenizer's `eot_id`, without one a newline, and nothing if it cannot encode that either. A
+    tokenizer that puts something before every text (BOS) has it before each document. Examples are
+    never cut (`split_examples`), and nothing stands between them (`encode_examples`).
 
     Args:
       corpus: The text.
@@ -96,23 +104,26 @@ def prepare_tokens(
         except ConfigError:
             pass  # stale or damaged: it is replaced as a whole
 
-    n_chars = sum(map(len, corpus.documents))
-    train, val = _split(corpus.documents, int((1 - val_fraction) * n_chars))
+    parts, texts = _parts(corpus, tokenizer, val_fraction)
     dtype = token_dtype(tokenizer.vocab_size)
     with write_atomically(path) as file:
         file.write(bytes(HEADER_BYTES))
-        counts = []
-        for documents in (train, val):
+        counts, weights = [], []
+        for part in parts:
             counts.append(0)
-            for ids in _encoded(documents, tokenizer):
+            for ids, weight in part:
                 _check_range(ids, tokenizer.vocab_size, where=f"{tokenizer.kind} tokenizer")
                 counts[-1] += len(ids)
                 file.write(ids.astype(dtype).tobytes())
+                weights += [] if weight is None else [weight.astype(np.uint8).tobytes()]
+        file.writelines(weights)
+        train, val = texts
         header = {
             "format": FORMAT,
             "dtype": dtype.name,
             "n_train": counts[0],
             "n_val": counts[1],
+            "weighted": bool(corpus.examples),
             "vocab_size": tokenizer.vocab_size,
             "train_chars": sum(map(len, train)),
             "val_chars": sum(map(len, val)),
@@ -148,20 +159,30 @@ def open_tokens(path: Path, *, tokenizer: Tokenizer) -> TokenFile:
             fix=REBUILD,
         )
     dtype = token_dtype(header["vocab_size"])
-    n_train, n_val = header["n_train"], header["n_val"]
+    n_train, n_val, weighted = header["n_train"], header["n_val"], header["weighted"]
     content = np.memmap(path, np.uint8, "r")
-    expected = HEADER_BYTES + (n_train + n_val) * dtype.itemsize
+    ids_end = HEADER_BYTES + (n_train + n_val) * dtype.itemsize
+    expected = ids_end + (n_train + n_val) * weighted
     if len(content) != expected or min(n_train, n_val) < 0:
         raise ConfigError(
-            f"{path} has {len(content)} bytes, but {n_train} + {n_val} ids of {dtype.name} need "
-            f"{expected}",
+            f"{path} has {len(content)} bytes, but {n_train} + {n_val} ids of {dtype.name} "
+            f"{'with weights ' * weighted}need {expected}",
             fix=REBUILD,
         )
-    ids = content[HEADER_BYTES:].view(dtype)
+    ids, weights = content[HEADER_BYTES:ids_end].view(dtype), content[ids_end:]
     if header["vocab_size"] <= np.iinfo(dtype).max:  # else every value is a valid id
         _check_range(ids, header["vocab_size"], where=str(path), fix=REBUILD)
+    if weights.size and weights.max() > 1:
+        raise ConfigError(f"a weight of {weights.max()}", where=str(path), fix=REBUILD)
     known = {name: header[name] for name in FIELDS if name in TokenFile.__annotations__}
-    return TokenFile(path=path, train=ids[:n_train], val=ids[n_train:], **known)
+    return TokenFile(
+        path=path,
+        train=ids[:n_train],
+        val=ids[n_train:],
+        train_weights=weights[:n_train] if weighted else None,
+        val_weights=weights[n_train:] if weighted else None,
+        **known,
+    )
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -184,6 +205,19 @@ def check_not_shrunk(tokens: np.ndarray) -> None:
         )
 
 
+def _parts(
+    corpus: Corpus, tokenizer: Tokenizer, val_fraction: float
+) -> tuple[list[Iterator[tuple[np.ndarray, np.ndarray | None]]], list[list[str]]]:
+    """Of training and validation: ids with their weights, still to be computed, and the texts."""
+    if corpus.examples:
+        examples = split_examples(corpus.examples, val_fraction)
+        texts = [[one.text for one in some] for some in examples]
+        return [encode_examples(some, tokenizer) for some in examples], texts
+    n_chars = sum(map(len, corpus.documents))
+    texts = list(_split(corpus.documents, int((1 - val_fraction) * n_chars)))
+    return [((ids, None) for ids in _encoded(some, tokenizer)) for some in texts], texts
+
+
 def _split(documents: tuple[str, ...], cut: int) -> tuple[list[str], list[str]]:
     train, val, seen = [], [], 0
     for document in documents:
@@ -194,7 +228,8 @@ def _split(documents: tuple[str, ...], cut: int) -> tuple[list[str], list[str]]:
     return train, val
 
 
-def _encoded(documents: list[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+def _encoded(documents: Sequence[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    begin = np.array(begin_ids(tokenizer), np.int32)
     if tokenizer.eot_id is not None:
         separator = np.array([tokenizer.eot_id], np.int32)
     else:
@@ -205,6 +240,7 @@ def _encoded(documents: list[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]
     for number, document in enumerate(documents):
         if number:
             yield separator
+        yield begin
         yield tokenizer.encode(document)
 
 

@@ -7,7 +7,9 @@ Left out: where model and tokenizer come from, and what a terminal shows (the co
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jaxgpt.data.base import Tokenizer
+import numpy as np
+
+from jaxgpt.data.base import Tokenizer, begin_ids, end_ids
 from jaxgpt.data.tokenizer import StreamDecoder
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import ModelConfig
@@ -33,19 +35,20 @@ def stream_text(
     cfg: ModelConfig,
     params: Params,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompt: str | Sequence[int] | np.ndarray,
     *,
     samples: int = 1,
     stop: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[Piece]:
-    """Continue a text, piece by piece; the prompt and the end-of-text token are not in the pieces.
+    """Continue a text, piece by piece; the prompt and the token that ends it are not in the pieces.
 
     Args:
       cfg: The model.
       params: Its parameters.
       tokenizer: The tokenizer that it was trained with.
-      prompt: Where the text begins; empty: see `start_ids`.
+      prompt: Where the text begins, behind what the tokenizer begins every text with (BOS); empty:
+        see `start_ids`. Or ids, which are taken as they are: `tokenizer.chat(messages)`.
       samples: Different continuations, computed side by side.
       stop: A text ends before the first of these to be complete.
       **options: Further arguments of `jaxgpt.sample.generate.stream`.
@@ -55,13 +58,14 @@ def stream_text(
     """
     if samples < 1:
         raise ConfigError(f"num_samples={samples} is too small", fix="--num-samples=1")
-    given = [int(i) for i in tokenizer.encode(prompt)]
+    given = [int(i) for i in (tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)]
     rows = [_Row(tokenizer, given, stop) for _ in range(samples)]
+    start = [*begin_ids(tokenizer), *given] if isinstance(prompt, str) else given
     chunks = stream(
         cfg,
         params,
-        [given or start_ids(tokenizer)] * samples,
-        stop_ids=() if tokenizer.eot_id is None else (tokenizer.eot_id,),
+        [start if given else start_ids(tokenizer)] * samples,
+        stop_ids=end_ids(tokenizer),
         until=lambda row, new: rows[row].take(new),
         **options,
     )
@@ -84,9 +88,16 @@ def _pieces(rows: Sequence["_Row"], chunks: Iterator[Chunk]) -> Iterator[Piece]:
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """What stands before an empty prompt: end-of-text, else a newline, else the first token."""
-    if tokenizer.eot_id is not None:
-        return [tokenizer.eot_id]
+    """What stands before an empty prompt.
+
+    What the tokenizer begins every text with, else its BOS token, else end-of-text, else a newline,
+    else the first token.
+    """
+    if begin := begin_ids(tokenizer):
+        return list(begin)
+    for token in (getattr(tokenizer, "bos_id", None), tokenizer.eot_id):
+        if token is not None:
+            return [token]
     try:
         return [int(i) for i in tokenizer.encode("\n")]
     except ConfigError:
@@ -97,7 +108,7 @@ class _Row:
     """The text of one sample so far: ids that were read, and what may be shown of them."""
 
     def __init__(self, tokenizer: Tokenizer, given: Sequence[int], stop: Sequence[str]):
-        self._eot, self._stop = tokenizer.eot_id, StopStrings(stop)
+        self._ends, self._stop = frozenset(end_ids(tokenizer)), StopStrings(stop)
         self._decoder = StreamDecoder(tokenizer)
         for token in given:  # the first new token continues the prompt's text
             self._decoder.push(token)
@@ -106,7 +117,7 @@ class _Row:
     def take(self, ids: Sequence[int]) -> bool:
         """Read the ids that are new since the last call; True once a stop string is complete."""
         for token in ids[self._read :]:
-            if token != self._eot:
+            if token not in self._ends:
                 self._text += self._stop.push(self._decoder.push(token))
         self._read = len(ids)
         return self._stop.found

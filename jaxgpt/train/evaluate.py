@@ -17,6 +17,7 @@ def evaluate(
     *,
     context_length: int,
     batch_size: int,
+    weights: np.ndarray | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Score | None:
     """Score a text in windows of `context_length` without overlap.
@@ -30,6 +31,7 @@ def evaluate(
       tokenizer: Tells how many characters and bytes each id stands for.
       context_length: T.
       batch_size: B.
+      weights: 1 for each id that is scored, 0 for the others; None: all are.
       stop: Asked before each batch; True ends the pass.
 
     Returns:
@@ -38,7 +40,7 @@ def evaluate(
     n_bytes = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)])
     n_chars = np.array([_characters(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)])
     nats, counted, chars, bytes_ = 0.0, 0, 0, 0
-    for batch in eval_batches(tokens, context_length, batch_size):
+    for batch in eval_batches(tokens, context_length, batch_size, weights):
         if stop():
             return None
         nats += float(np.asarray(nats_of(batch), np.float64).sum())

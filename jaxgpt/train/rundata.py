@@ -129,18 +129,40 @@ def check_tokenizer(folder: RunFolder, tokenizer: Tokenizer, facts: dict[str, An
 def with_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     """The model with its vocabulary known.
 
+    A tokenizer may have control tokens behind the model's last row, as Gemma's for pictures: no
+    text has them (`check_ids`).
+
     Raises:
       ConfigError: The tokenizer has more tokens than the model has rows.
     """
     if model.vocab_size is None:
         return dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
-    if tokenizer.vocab_size > model.vocab_size:
+    needed = set(range(model.vocab_size, tokenizer.vocab_size)) - _control_ids(tokenizer)
+    if needed:
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, model.vocab_size is "
             f"{model.vocab_size}",
             fix=f"--model.vocab_size={tokenizer.vocab_size}",
         )
     return model
+
+
+def check_ids(tokens: TokenFile, model: ModelConfig) -> None:
+    """See that the model has a row for every token of the text.
+
+    Raises:
+      ConfigError: It has none for a control token that a chat template wrote.
+    """
+    rows = model.vocab_size or 0
+    if tokens.vocab_size > rows:
+        largest = max(int(part.max(initial=0)) for part in (tokens.train, tokens.val))
+        if largest >= rows:
+            raise ConfigError(f"the text has the token {largest}, model.vocab_size is {rows}")
+
+
+def _control_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    controls = getattr(tokenizer, "controls", None)
+    return frozenset() if controls is None else controls.ids
 
 
 def note_session(folder: RunFolder, facts: dict[str, Any], start: int) -> None:
