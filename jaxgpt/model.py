@@ -87,9 +87,10 @@ class ModelConfig:
         for box in (self.embed, self.position, self.final_norm, self.head, self.init):
             check_choices(box)
             box.check(self.dims())
-        for index, layer in enumerate(self.layers):
-            for field in dataclasses.fields(Layer):
-                box = getattr(layer, field.name)
+        first_of = {id(layer): i for i, layer in reversed([*enumerate(self.layers)])}
+        for index in sorted(first_of.values()):  # equal layers without edits are one object
+            layer = self.layers[index]
+            for box in vars(layer).values():
                 try:
                     check_choices(box)
                     box.check(self.dims(layer))
