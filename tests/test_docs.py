@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import inspect
 import json
 import re
 from pathlib import Path
@@ -13,21 +14,37 @@ import pytest
 
 from jaxgpt import shapes
 from jaxgpt.boxes.attention import GQA
+from jaxgpt.boxes.block import Sandwich
+from jaxgpt.boxes.embed import Embed
 from jaxgpt.boxes.ffn import ACTIVATIONS, GatedMLP
 from jaxgpt.boxes.head import Untied
+from jaxgpt.boxes.mla import MLA
+from jaxgpt.boxes.moe import MoE
 from jaxgpt.boxes.norm import RMSNorm
+from jaxgpt.cli.help import summary
 from jaxgpt.cli.sample import HELP
 from jaxgpt.configlib import our_boxes
+from jaxgpt.flops import count_active_params
+from jaxgpt.interop import FAMILIES
+from jaxgpt.interop.hub import SHORT_NAMES
 from jaxgpt.losses import Score
 from jaxgpt.model import LayerEdit, forward, param_shapes
+from jaxgpt.presets import MODELS as PRESETS
+from jaxgpt.presets.runs import finetune
 from jaxgpt.sample.filters import Sampling
 from jaxgpt.testing import tiny
-from jaxgpt.train.config import OptimConfig, TrainConfig
+from jaxgpt.train.config import LoraConfig, OptimConfig, TrainConfig
 from jaxgpt.train.digest import by_path
 from jaxgpt.train.runfolder import RunFolder
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-MODELS = [tiny(), tiny(attention=GQA(4, qk_norm=RMSNorm()), ffn=GatedMLP(), head=Untied())]
+MODELS = {
+    "gpt2": tiny(),
+    "gated": tiny(attention=GQA(4, qk_norm=RMSNorm()), ffn=GatedMLP(), head=Untied()),
+    "sandwich": tiny(block=Sandwich(), attention=GQA(4, sinks=True), embed=Embed(width=8)),
+    "experts": tiny(ffn=MoE(4, shared=GatedMLP(), balance_rate=0.1)),
+    "latent": tiny(attention=MLA(4, kv_rank=6, q_rank=7, nope_dim=5, rope_dim=4, v_dim=3)),
+}
 
 
 def page(name):
@@ -43,7 +60,21 @@ def test_every_box_and_knob_has_its_row(name):
         value = field.default
         shown = json.dumps(value) if isinstance(value, str) else repr(value)
         assert f"`{field.name}={shown}`" in knobs
-    assert len(re.findall("=", knobs)) == len(dataclasses.fields(our_boxes()[name]))
+    assert len(re.findall(r"`\w+=", knobs)) == len(dataclasses.fields(our_boxes()[name]))
+
+
+@pytest.mark.parametrize("name", our_boxes())
+def test_the_readme_has_file_lines_and_source_of_every_box(name):
+    table = (DOCS.parent / "README.md").read_text().split("## The boxes")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|") and f"`{name}`" in line]
+    assert len(rows) == 1, f"the table of boxes in README.md needs one row for {name}"
+    *_, cell, source, _ = rows[0].split("|")
+    files = re.findall(r"\[\S+\]\((\S+)\), (\d+)", cell)
+    assert Path(inspect.getfile(our_boxes()[name])) in [DOCS.parent / path for path, _ in files]
+    for path, lines in files:
+        now = len((DOCS.parent / path).read_text().splitlines())
+        assert abs(int(lines) - now) <= 0.2 * now, f"{path} now has {now} lines"
+    assert re.search(r"\d{4}", source)
 
 
 def test_activations_and_edits_are_named():
@@ -62,9 +93,9 @@ def test_dimension_letters_are_those_of_the_code():
     assert len(want) == 14 and {k: got.get(k) for k in want} == want
 
 
-@pytest.mark.parametrize("cfg", MODELS, ids=["gpt2", "gated"])
-def test_parameter_paths_and_sites_are_named(cfg):
-    text = page("dims")
+@pytest.mark.parametrize("name", MODELS)
+def test_parameter_paths_and_sites_are_named(name):
+    text, cfg = page("dims"), MODELS[name]
     params = param_shapes(cfg)
     for path in by_path(params):
         if not path.endswith("/bias"):
@@ -77,6 +108,21 @@ def test_parameter_paths_and_sites_are_named(cfg):
         assert f"`{short}`" in text or f"`{short.rpartition('/')[2]}`" in text
 
 
+def test_presets_have_their_rows():
+    lines = [line for line in page("presets").splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [name.strip("`") for name, *_ in rows] == list(PRESETS)
+    for (_, total, active, source), made in zip(rows, PRESETS.values(), strict=True):
+        said = summary(made)  # test_presets.py holds it to the count
+        assert f" {total} parameters" in said
+        if checkpoint := re.search(r"as ([\w.-]+/[\w.-]*\w)", said):
+            assert source == f"[{checkpoint[1]}](https://huggingface.co/{checkpoint[1]})"
+        else:
+            assert "/" not in said and "huggingface" not in source and source
+        if active:
+            assert active == f"{count_active_params(made()):,}"
+
+
 def test_options_of_sampling_are_named():
     text = page("sampling")
     for option in set(re.findall(r"--[a-z-]+", HELP)) - {"--help"}:
@@ -85,6 +131,21 @@ def test_options_of_sampling_are_named():
     names = {name.lower().replace(" ", "_").replace("-", "_") for name in order[:-1]}
     assert names == {field.name for field in dataclasses.fields(Sampling)}
     assert re.findall(r"^\d\. \*\*(.*?)\*\*", text, re.MULTILINE) == order
+
+
+def test_families_names_and_knobs_of_weights_are_named():
+    text = page("weights")
+    for name in (*FAMILIES, *SHORT_NAMES):
+        assert f"`{name}`" in text, name
+    for field in dataclasses.fields(LoraConfig):
+        assert f"| `lora.{field.name}` |" in text
+    run = finetune("x", tiny(context_length=4096))
+    for group, name in (("train", "steps"), ("optim", "lr"), ("model", "context_length")):
+        assert f"`{group}.{name}`" in text
+    knobs = run.train.steps, run.train.batch_size, run.model.context_length
+    assert knobs == (200, 8, 512) and "| 200, 8 |" in text and "512" in text
+    assert f"1e-4, {run.optim.warmup_steps}, {run.optim.weight_decay}" in text
+    assert run.optim.lr == 1e-4
 
 
 def test_knobs_files_and_metrics_of_training_are_named(tmp_path):
