@@ -26,10 +26,12 @@ from jaxgpt.configlib import (
     describe,
     hint_of,
     hints_of,
+    is_list,
     is_scalar,
     join,
     kind_of,
     merge,
+    options_in,
     short_name,
     to_data,
 )
@@ -38,6 +40,9 @@ from jaxgpt.errors import ConfigError
 from jaxgpt.model import Layer, ModelConfig
 from jaxgpt.study.config import ShowConfig
 from jaxgpt.train.config import LoraConfig, OptimConfig, TrainConfig
+
+PRETRAINED = "pretrained"
+"""Of `data.tokenizer`: that of `init_from`."""
 
 FREE = frozenset(
     {"train.steps", "train.keep", "train.save_every", "train.eval_every", "train.log_every"}
@@ -61,8 +66,14 @@ class RunConfig:
     train: TrainConfig = TrainConfig()
     lora: LoraConfig = LoraConfig()
     show: ShowConfig = ShowConfig()
+    init_from: str | None = None  # folder or hub id of the weights to begin with; None: fresh ones
 
     def __post_init__(self) -> None:
+        if self.data.tokenizer == PRETRAINED and self.init_from is None:
+            raise ConfigError(
+                f"data.tokenizer={PRETRAINED} is that of a model to begin with, and there is none",
+                fix="--init-from=FOLDER_OR_ID, or another --data.tokenizer",
+            )
         warmup, steps = self.optim.warmup_steps, self.train.steps
         if warmup > steps:
             raise ConfigError(
@@ -102,7 +113,7 @@ def from_yaml(text: str, *, where: str = "config") -> RunConfig:
       ConfigError: Not YAML, unknown names, wrong types, or values that do not fit together.
     """
     with _named(where):
-        return _build(_merge_text(None, text))
+        return _build(merge(None, _whole(text), RunConfig))
 
 
 def resolve(
@@ -125,23 +136,32 @@ def resolve(
     """
     data = to_data(base)
     for file in files:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8"
-            raise ConfigError(f"cannot read {file}: {reason}", fix="--config=FILE") from None
         with _named(str(file)):
-            data = _merge_text(data, text)
+            data = merge(data, _read(file), RunConfig)
     # A box before its fields, whatever order they were given in.
-    for name, text in sorted(_options(options), key=lambda option: option[0].count(".")):
+    for name, text in sorted(options_in(options), key=lambda option: option[0].count(".")):
         hint = hint_of(RunConfig, data, name, known)
         if text is None:
             raise ConfigError(f"--{name} has no value", fix=f"--{name}=VALUE")
-        value: Any = _typed(name, hint, text) if is_scalar(hint) else _load(text)
+        value: Any = _value(name, hint, text)
         for part in reversed(name.split(".")):
             value = {part: value}
         data = merge(data, value, RunConfig)
     return _build(data)
+
+
+def said_in(files: Sequence[Path], name: str) -> Any:
+    """What the last of some config files that says so gives a name at the top; None: none does.
+
+    Raises:
+      ConfigError: As `resolve`.
+    """
+    found = None
+    for file in files:
+        with _named(str(file)):
+            data = _read(file)
+            found = data.get(name, found) if isinstance(data, dict) else found
+    return found
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
@@ -194,6 +214,13 @@ def _type_edits(model: dict) -> None:
                 edit["set"][path] = _typed(key, hint, merge(None, value, hint, key))
 
 
+def _value(key: str, hint: Any, text: str) -> Any:
+    """A word of the command line as plain data; a word may stand for a list of one."""
+    if is_list(hint) and is_scalar(hint) and not text.startswith("["):
+        return text
+    return _load(text) if is_list(hint) or not is_scalar(hint) else _typed(key, hint, text)
+
+
 def _typed(key: str, hint: Any, value: Any) -> Any:
     """One value of the type `hint`, from a word of the command line or from plain data."""
     parser = _parser()
@@ -231,26 +258,17 @@ def _wanted(data: dict, key: str, hint: Any, text: str) -> str:
         return re.sub(r"<class '(\w+)'>", r"\1", expected[1]) if expected else "of the right type"
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Name and value of `--name=value` and `--name value`; None where there is no value.
-
-    Raises:
-      ConfigError: A word that is neither.
-    """
-    rest = list(words)
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        text: str | None = value
-        if not name.startswith("--") or name == "--":
-            raise ConfigError(f"unexpected argument {name!r}", fix="--name=value")
-        if not equals:
-            text = rest.pop(0) if rest and not rest[0].startswith("--") else None
-        yield name[2:], text
+def _read(file: Path) -> Any:
+    try:
+        return _whole(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise ConfigError(f"cannot read {file}: {reason}", fix="--config=FILE") from None
 
 
-def _merge_text(data: dict | None, text: str) -> dict:
+def _whole(text: str) -> Any:
     new = _load(text)
-    return merge(data, {} if new is None else new, RunConfig)  # None: an empty file
+    return {} if new is None else new  # None: an empty file
 
 
 def _load(text: str) -> Any:

@@ -56,6 +56,8 @@ def merge(old: Any, new: Any, hint: Any, key: str = "") -> Any:
       ConfigError: A name that is not there, or a class that is no such box.
     """
     kind, cls, origin = kind_of(hint), hint, typing.get_origin(hint)
+    if is_list(hint) and isinstance(new, str) and typing.get_args(hint)[0] is str:
+        new = [new]
     if origin in (tuple, dict) and not isinstance(new, list if origin is tuple else dict):
         wanted = "a list" if origin is tuple else "names with values"
         raise ConfigError(f"{key}={reprlib.repr(new)} is not {wanted}")
@@ -135,6 +137,23 @@ def names_in(data: dict, key: str = "") -> Iterator[str]:
         yield join(key, name)
         if isinstance(value, dict):
             yield from names_in(value, join(key, name))
+
+
+def options_in(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Name and value of `--name=value` and `--name value`; None where there is no value.
+
+    Raises:
+      ConfigError: A word that is neither.
+    """
+    rest = list(words)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        text: str | None = value
+        if not name.startswith("--") or name == "--":
+            raise ConfigError(f"unexpected argument {name!r}", fix="--name=value")
+        if not equals:
+            text = rest.pop(0) if rest and not rest[0].startswith("--") else None
+        yield name[2:], text
 
 
 def unknown(name: str, known: Sequence[str]) -> ConfigError:
@@ -232,6 +251,8 @@ def describe(hint: Any) -> str:
         return "one of " + ", ".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return " or ".join(map(describe, typing.get_args(hint)))
+    if is_list(hint):
+        return f"list of {describe(typing.get_args(hint)[0])}"
     if hint is type(None):
         return "null"
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
@@ -243,5 +264,10 @@ def _optional(hint: Any) -> bool:
 
 def is_scalar(hint: Any) -> bool:
     """Whether values of this type are single words on a command line, not boxes or groups."""
-    inner = typing.get_args(hint)[:1] if typing.get_origin(hint) is tuple else (hint,)
+    inner = typing.get_args(hint)[:1] if is_list(hint) else (hint,)
     return not (kind_of(hint) or any(map(dataclasses.is_dataclass, inner)))
+
+
+def is_list(hint: Any) -> bool:
+    """Whether values of this type are lists; one text stands for a list of it."""
+    return typing.get_origin(hint) is tuple

@@ -21,7 +21,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     calls = []
 
-    def fit(folder, model, data, optim, train, *, hooks, listeners, endings):
+    def fit(folder, model, data, optim, train, *, lora, weights, hooks, listeners, endings):
+        assert lora.rank is None and weights is None
         assert (folder.path / ".lock").read_text().startswith(f"pid {os.getpid()} ")
         assert len(hooks) == 1 and len(endings) == 2 and not listeners
         calls.append((folder.path.name, model, data, optim, train))

@@ -26,9 +26,10 @@ def test_help_all_has_every_name_with_its_comment(capsys):
     assert cli.train_main(["--help-all"]) == 0
     text = capsys.readouterr().out
     for group, part in vars(RUNS["tiny"]()).items():
-        for name in vars(part):
+        for name in vars(part) if dataclasses.is_dataclass(part) else ():
             if name != "layers":
                 assert f"--{group}.{name}=" in text
+    assert "--init_from=null" in text and "--lora.targets=[attention/*]" in text
     assert re.search(r"--model\.attention\.window=null +\[int or null\] keys a query sees", text)
     assert "GatedMLP" in text and "8/3 d_model rounded" in text, "boxes that the preset has not"
     assert max(map(len, text.splitlines())) <= 101

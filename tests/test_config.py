@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import re
 import sys
 
 import pytest
@@ -13,7 +14,7 @@ from jaxgpt.boxes.ffn import MLP, GatedMLP
 from jaxgpt.boxes.init import Normal
 from jaxgpt.boxes.norm import LayerNorm, RMSNorm
 from jaxgpt.boxes.rope import RoPE
-from jaxgpt.config import FREE, RunConfig, differences, from_yaml, resolve, to_yaml
+from jaxgpt.config import FREE, RunConfig, differences, from_yaml, resolve, said_in, to_yaml
 from jaxgpt.data.config import DataConfig
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import LayerEdit, ModelConfig
@@ -291,4 +292,28 @@ def test_yaml_is_plain():
     data = yaml.safe_load(to_yaml(BASE))
     assert data["model"]["attention"]["class_path"] == "GQA", "ours are named by class alone"
     assert data["model"]["attention"]["init_args"]["n_kv_heads"] == 2
-    assert list(data) == ["model", "data", "optim", "train", "lora", "show"]
+    assert list(data) == [*("model", "data", "optim", "train", "lora", "show", "init_from")]
+
+
+@pytest.mark.parametrize(
+    ("text", "targets"),
+    [
+        ("attention/*", ("attention/*",)),
+        ("*", ("*",)),
+        ("[attention/*, ffn/*]", ("attention/*", "ffn/*")),
+        ("['attention/[qv]']", ("attention/[qv]",)),
+    ],
+)
+def test_a_text_stands_for_a_list_of_it(text, targets, tmp_path):
+    run = resolve(BASE, (), ["--lora.rank=8", f"--lora.targets={text}"])
+    assert run.lora.targets == targets and from_yaml(to_yaml(run)) == run
+    file = tmp_path / "run.yaml"
+    file.write_text(f"lora: {{targets: '{targets[0]}'}}\ninit_from: a/b\n")
+    assert resolve(BASE, [file]).lora.targets == targets[:1]
+    assert said_in([file], "init_from") == "a/b" and said_in([], "init_from") is None
+
+
+def test_lists_that_are_none():
+    for text, words in (("[1]", "lora.targets=1 is not list of str"), ("[]", "is empty")):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            resolve(BASE, (), [f"--lora.targets={text}"])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What README.md and docs/ tell a person to type works: Python always, shell blocks when slow.
 
-Commands that need the network stand in blocks `sh network`; only their options are checked.
+What needs the network stands in blocks `sh network` and `python network`. Of the commands only the
+options are checked; Python gets a tiny model in the place of each of the hub.
 """
 
 import os
@@ -12,9 +13,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hubfolders
+import numpy as np
 import pytest
+from chatfolders import chat_folder
 
+from jaxgpt.cli import origin, sample
 from jaxgpt.cli.train import train_main
+from jaxgpt.interop import pretrained
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,6 +44,26 @@ def test_python_blocks_run(name, code, tmp_path, monkeypatch):
     exec(compile(code, name, "exec"), {"__name__": "readme"})
 
 
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Every name of the hub is a tiny chat model; the current folder is empty."""
+    tensors = hubfolders.llama()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = np.random.default_rng(1).normal(size=(264, 8)).astype(np.float32)
+    config = hubfolders.LLAMA | {"vocab_size": 264, "max_position_embeddings": 128}
+    folder = hubfolders.write(chat_folder(tmp_path / "hub"), config, tensors)
+    for module in (pretrained, origin):
+        monkeypatch.setattr(module, "fetch_model", lambda *_, **options: (folder, "0" * 40))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
+def test_python_blocks_for_the_network_run(document, hub):
+    for code in blocks(document, "python network"):
+        exec(compile(code, str(document), "exec"), {"__name__": "readme"})
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
@@ -45,12 +71,15 @@ def test_links_lead_somewhere(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
-def test_options_of_network_blocks_exist(document, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_options_of_network_blocks_exist(document, hub):
     for command in "".join(blocks(document, "sh network")).splitlines():
         program, script, *words = shlex.split(command)
-        assert (program, script) == ("python", "train.py")
-        assert train_main([*words, "--print_config"]) == 0, command
+        assert program == "python"
+        if script == "sample.py":
+            assert sample._parser().parse_args(words), command
+        else:
+            assert script == "train.py"
+            assert train_main([*words, "--print_config"]) == 0, command
 
 
 @pytest.mark.slow

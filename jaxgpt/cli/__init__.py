@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: `jaxgpt train`, `sample`, `plot` and `params`; train.py and sample.py."""
+"""The commands: `jaxgpt train`, `sample`, `export`, `plot`, `params`; train.py and sample.py."""
 
 import difflib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from jaxgpt.cli.command import emit, run_command
+from jaxgpt.cli.export import export_main
 from jaxgpt.cli.help import summary
 from jaxgpt.cli.plot import plot_main
 from jaxgpt.cli.sample import sample_main
@@ -15,13 +17,15 @@ from jaxgpt.errors import ConfigError
 from jaxgpt.flops import count_active_params, count_params
 from jaxgpt.presets import MODELS, RUNS
 
-__all__ = ["main", "params_main", "plot_main", "sample_main", "train_main"]
+__all__ = ["export_main", "main", "params_main", "plot_main", "sample_main", "train_main"]
 
 USAGE = """\
 usage: jaxgpt train ...               train a model (train.py)
        jaxgpt sample ...              print text from a trained one (sample.py)
+       jaxgpt export RUN OUT ...      write a model as a folder that transformers loads
        jaxgpt plot ...                draw a run's losses and attention
-       jaxgpt params NAME [options]   count a preset's parameters, --model.name=value as in train
+       jaxgpt params NAME [options]   count the parameters of a preset or a Hugging Face folder,
+                                      --model.name=value as in train
 """
 
 
@@ -38,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = {
         "train": train_main,
         "sample": sample_main,
+        "export": export_main,
         "plot": plot_main,
         "params": params_main,
     }
@@ -59,7 +64,7 @@ def params_main(argv: Sequence[str]) -> int:
     """`jaxgpt params NAME`: the parameters of a model by box, and their exact number.
 
     Args:
-      argv: A name of `MODELS` or `RUNS`, then options as for train.
+      argv: A name of `MODELS` or `RUNS`, or a folder, then options as for train.
 
     Returns:
       The exit code.
@@ -74,6 +79,10 @@ def _params(argv: list[str]) -> None:
         base = RunConfig(model=MODELS[name]())
     elif name in RUNS:
         base = RUNS[name]()
+    elif name and Path(name).is_dir():
+        from jaxgpt.interop.pretrained import read_model  # slow to import
+
+        base = RunConfig(model=read_model(Path(name)))
     elif name in ("--help", "-h", ""):
         made = {**RUNS, **MODELS}
         emit(USAGE + "names:\n" + "".join(f"  {key:17} {summary(made[key])}\n" for key in known))

@@ -46,7 +46,7 @@ COMMON = (
 """The names that the short help shows."""
 
 USAGE = """\
-usage: python train.py [--preset NAME] [--config FILE] [--name=value ...]
+usage: python train.py [--preset NAME] [--config FILE] [--init-from MODEL] [--name=value ...]
 
 Trains a model. The same command, run again after an interruption, goes on where it stopped.
 """
@@ -82,6 +82,8 @@ def short_help(run: RunConfig, name: str, presets: Mapping[str, Any]) -> str:
     lines += [f"      {preset:17} {summary(made)}" for preset, made in presets.items()]
     lines += [
         "  --config FILE   YAML with some of the values, over the preset; may be repeated",
+        "  --init-from MODEL  begin with a public model's weights and tokenizer: a Hugging Face",
+        "                  folder, OWNER/NAME of its hub, or a short name such as gpt2",
         "  --run NAME      folder below runs/, or a path with a slash; default: the preset's name",
         "  --device KIND   cpu, gpu or tpu; the best there is by default",
         "  --print_config  print all values as YAML, for --config, and stop",
@@ -161,7 +163,9 @@ def _shown(value: Any) -> str:
         return short_name(type(value))
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
-    return "[]" if value == () else str(value)
+    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        return f"[{', '.join(value)}]"
+    return str(value)
 
 
 def _choices(kind: str) -> str:

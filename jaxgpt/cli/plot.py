@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from jaxgpt.cli.command import Parser, emit, interrupt_ends, run_command, start_jax
-from jaxgpt.cli.sample import find_run, load_params
+from jaxgpt.cli.stored import find_run, load_params
 
 HELP = """\
 usage: jaxgpt plot [RUN] [options]
@@ -63,6 +63,6 @@ def _plot(argv: list[str]) -> None:
     model = with_vocabulary(run.model, tokenizer)
     tokenizer.encode(options.text)  # before anything is read that may be large
     emit(f"{draw_losses(folder)}\n")
-    params = load_params(folder, model, options.checkpoint)
+    params = load_params(folder, model, options.checkpoint, run.lora)
     looked_at = dict(text=options.text, layers=options.layers, heads=options.heads)
     emit(f"{draw_attention(folder, model, params, **looked_at)}\n")

@@ -1,31 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sample command: text from a run folder, to the terminal as it comes."""
+"""The sample command: text from a run or a public model, to the terminal as it comes."""
 
 import argparse
 import sys
-import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from jaxgpt.cli.command import Parser, emit, interrupt_ends, note, run_command, start_jax
-from jaxgpt.cli.train import stored_run
-from jaxgpt.config import RunConfig
-from jaxgpt.errors import CheckpointError, ConfigError
-from jaxgpt.train.runfolder import RunFolder, newest_run, run_path
+from jaxgpt.cli.stored import find_run, load_params
+from jaxgpt.cli.texts import escape_controls, in_order
+from jaxgpt.data.base import Tokenizer
+from jaxgpt.errors import ConfigError
+from jaxgpt.model import ModelConfig
+from jaxgpt.shapes import Params
 
 HELP = """\
-usage: python sample.py [--run NAME] [--prompt TEXT] [options]
+usage: python sample.py [--run NAME | --model MODEL] [--prompt TEXT] [options]
 
 Prints the prompt and how the model goes on. The same seed prints the same text.
 
   --run NAME                  a run below runs/, or a path with a slash; the newest by default
   --checkpoint WHICH          latest (default), best (lowest validation loss), or a step
+  --model MODEL               a public model instead: a Hugging Face folder, OWNER/NAME or
+                              OWNER/NAME@REVISION of its hub, or a short name such as gpt2
 
   --prompt TEXT               where the text begins. The default is an empty prompt: the model
-                              starts from its end-of-text token, or where the tokenizer has none
-                              from a newline, or from the tokenizer's first character
+                              starts from its begin-of-text or end-of-text token, or where the
+                              tokenizer has none from a newline, or from its first character
   --prompt-file FILE          the same from a file, taken exactly; - is stdin
+  --chat                      the prompt is a message: print the answer of a chat model
+  --system TEXT               with --chat: what the system message says
   --max-new-tokens N          at most so many tokens (default: 200)
   --num-samples N             so many texts, with lines between them (default: 1)
   --stop TEXT                 end a text before this string; may be repeated
@@ -45,7 +50,6 @@ Prints the prompt and how the model goes on. The same seed prints the same text.
   --raw                       do not escape control characters on a terminal
   --help                      this
 """
-SEPARATOR = "-" * 40
 LESS_MEMORY = "lower --num-samples or --max-new-tokens, or --dtype=bfloat16"
 
 
@@ -63,19 +67,25 @@ def sample_main(argv: Sequence[str] | None = None) -> int:
         return run_command(lambda: _sample(words), less_memory=LESS_MEMORY)
 
 
+class _Source(NamedTuple):
+    """What text comes from; the parameters are read when they are needed."""
+
+    model: ModelConfig
+    tokenizer: Tokenizer
+    params: Callable[[], Params]
+
+
 def _sample(argv: list[str]) -> None:
     options = _parser().parse_args(argv)
     if options.help:
         emit(HELP)
         return
+    _check(options)
     prompt = _prompt(options)
-    folder, run = find_run(options.run)
-    start_jax(options.device)
+    source = _from_run(options) if options.model is None else _from_model(options)
     # Not needed for --help, and slow to import.
-    from jaxgpt.data.tokenizer import load_tokenizer
     from jaxgpt.sample.filters import Sampling
     from jaxgpt.sample.text import stream_text
-    from jaxgpt.train.rundata import check_tokenizer, read_facts, with_vocabulary
 
     sampling = Sampling(
         temperature=0.0 if options.greedy else options.temperature,
@@ -84,15 +94,12 @@ def _sample(argv: list[str]) -> None:
         min_p=options.min_p,
         repetition_penalty=options.repetition_penalty,
     )
-    tokenizer = load_tokenizer(folder.tokenizer_path)
-    check_tokenizer(folder, tokenizer, read_facts(folder))
-    model = with_vocabulary(run.model, tokenizer)
-    tokenizer.encode(prompt)  # before the checkpoint is read: it may be large
+    given = _given(options, source.tokenizer, prompt)  # before what may be large is read
     pieces = stream_text(
-        model,
-        load_params(folder, model, options.checkpoint),
-        tokenizer,
-        prompt,
+        source.model,
+        source.params(),
+        source.tokenizer,
+        given,
         samples=options.num_samples,
         stop=options.stop,
         max_new_tokens=options.max_new_tokens,
@@ -102,14 +109,72 @@ def _sample(argv: list[str]) -> None:
         dtype=options.dtype,
     )
     terminal = sys.stdout is not None and sys.stdout.isatty()
-    for text in in_order(pieces, prompt, options.num_samples):
+    for text in in_order(pieces, "" if options.chat else prompt, options.num_samples):
         emit(escape_controls(text) if terminal and not options.raw else text)
+
+
+def _from_run(options: argparse.Namespace) -> _Source:
+    folder, run = find_run(options.run)
+    start_jax(options.device)
+    from jaxgpt.data.tokenizer import load_tokenizer
+    from jaxgpt.train.rundata import check_tokenizer, read_facts, with_vocabulary
+
+    tokenizer = load_tokenizer(folder.tokenizer_path)
+    check_tokenizer(folder, tokenizer, read_facts(folder))
+    model = with_vocabulary(run.model, tokenizer)
+    which = options.checkpoint or "latest"
+    return _Source(model, tokenizer, lambda: load_params(folder, model, which, run.lora))
+
+
+def _from_model(options: argparse.Namespace) -> _Source:
+    from jaxgpt.data.tokenizer import load_folder_tokenizer
+    from jaxgpt.interop.hub import fetch_model
+    from jaxgpt.interop.load import load
+    from jaxgpt.interop.pretrained import read_model, skipped_lines
+
+    folder, _ = fetch_model(options.model, say=note)
+    model, tokenizer = read_model(folder), load_folder_tokenizer(folder)
+    start_jax(options.device)
+
+    def params() -> Params:
+        found = load(folder, dtype=options.dtype)
+        for line in skipped_lines(found.skipped):
+            note(line)
+        return found.params
+
+    return _Source(model, tokenizer, params)
+
+
+def _given(options: argparse.Namespace, tokenizer: Tokenizer, prompt: str) -> str | list[int]:
+    """The prompt, or the ids of a conversation; ConfigError where the tokenizer cannot write it."""
+    if not options.chat:
+        tokenizer.encode(prompt)
+        return prompt
+    messages = [{"role": "user", "content": prompt}]
+    if options.system is not None:
+        messages.insert(0, {"role": "system", "content": options.system})
+    return [int(i) for i in cast(Any, tokenizer).chat(messages)]
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ConfigError for options that exclude or need each other."""
+    if options.model is not None:
+        for name in ("run", "checkpoint"):
+            if getattr(options, name) is not None:
+                raise ConfigError(f"--model and --{name} exclude each other")
+    if options.system is not None and not options.chat:
+        raise ConfigError("--system is for conversations", fix="--chat")
+    if options.chat and not (options.prompt or options.prompt_file):
+        raise ConfigError("--chat answers a message, and there is none", fix="--prompt TEXT")
 
 
 def _parser() -> Parser:
     parser = Parser()
     parser.add_argument("--run")
-    parser.add_argument("--checkpoint", default="latest")
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--model")
+    parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--system")
     parser.add_argument("--prompt", default=None)
     parser.add_argument("--prompt-file", default=None)
     parser.add_argument("--max-new-tokens", type=int, default=200)
@@ -155,87 +220,3 @@ def _prompt(options: argparse.Namespace) -> str:
     except UnicodeDecodeError as error:
         what = f"the prompt is not valid UTF-8: byte {error.start}"
         raise ConfigError(what, where=path) from None
-
-
-def find_run(name: str | None) -> tuple[RunFolder, RunConfig]:
-    """A run and its configuration; None: the newest with a checkpoint.
-
-    Raises:
-      ConfigError: No possible name, or a damaged configuration.
-      CheckpointError: There is no such run.
-    """
-    folder = RunFolder(newest_run() if name is None else run_path(name))
-    run = stored_run(folder)
-    if run is None:
-        runs = sorted(path.parent.name for path in Path("runs").glob("*/config.yaml"))
-        fix = f"--run with one of {', '.join(runs)}" if runs else "python train.py"
-        raise CheckpointError("no run there: no config.yaml", where=str(folder.path), fix=fix)
-    return folder, run
-
-
-def load_params(folder: RunFolder, model: Any, which: str) -> Any:
-    """The verified parameters of a checkpoint, on the first device.
-
-    Args:
-      folder: The run.
-      model: Its model, the vocabulary known.
-      which: `latest`, `best`, or a step.
-
-    Raises:
-      ConfigError: `which` is none of these.
-      CheckpointError: No such checkpoint, or not a sound one.
-    """
-    import jax
-
-    from jaxgpt.model import param_shapes
-    from jaxgpt.train.checkpoint import Checkpoints
-
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        param_shapes(model),
-    )
-    warn = lambda line: note(f"warning: {line}")  # noqa: E731
-    with Checkpoints(folder.checkpoints_path, read_only=True, warn=warn) as checkpoints:
-        if which == "latest":
-            return checkpoints.restore_params(abstract).params
-        if which == "best":
-            step = checkpoints.best_step()
-            if step is None:
-                where = str(folder.checkpoints_path)
-                raise CheckpointError("no checkpoint has a validation loss", where=where)
-        elif which.isdecimal():
-            step = int(which)
-        else:
-            raise ConfigError(f"--checkpoint {which!r}", fix="latest, best or the number of a step")
-        return checkpoints.restore_params(abstract, step=step).params
-
-
-def in_order(pieces: Iterable[Any], prompt: str, samples: int) -> Iterator[str]:
-    """Whole texts one after the other, each piece of the one in turn as soon as it comes.
-
-    Args:
-      pieces: `jaxgpt.sample.text.Piece`s of samples that grow side by side.
-      prompt: Stands before each text.
-      samples: How many there are.
-    """
-    waiting: dict[int, list[Any]] = {}
-    turn = 0
-    yield prompt
-    for piece in pieces:
-        waiting.setdefault(piece.sample, []).append(piece)
-        while turn in waiting:
-            ready = waiting.pop(turn)
-            yield "".join(each.text for each in ready)
-            if not ready[-1].last:
-                break
-            turn += 1
-            yield "\n" if turn == samples else f"\n{SEPARATOR}\n{prompt}"
-
-
-def escape_controls(text: str) -> str:
-    """The text with control characters spelled out, newlines and tabs excepted."""
-    return "".join(
-        repr(char)[1:-1] if unicodedata.category(char) == "Cc" and char not in "\n\t" else char
-        for char in text
-    )

@@ -6,20 +6,25 @@ import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxgpt.cli.command import Parser, emit, run_command, start_jax
 from jaxgpt.cli.help import long_help, short_help
-from jaxgpt.config import FREE, RunConfig, differences, from_yaml, resolve, to_yaml
+from jaxgpt.config import FREE, RunConfig, differences, from_yaml, resolve, said_in, to_yaml
 from jaxgpt.errors import ConfigError
 from jaxgpt.presets import RUNS
+from jaxgpt.presets.runs import finetune
 from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.files import write_atomic
 from jaxgpt.train.malloc import tune_malloc
 from jaxgpt.train.runfolder import RunFolder, open_run, run_path
 from jaxgpt.train.stepfolder import step_folders
 
-DEFAULT = "tiny"
-NAMES = ("preset", "config", "run", "device", "print_config", "help", "help-all")
+if TYPE_CHECKING:
+    from jaxgpt.cli.origin import Origin
+
+DEFAULT, FINETUNE = "tiny", "finetune"
+NAMES = ("preset", "config", "init-from", "run", "device", "print_config", "help", "help-all")
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:
@@ -36,14 +41,12 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
 def _train(argv: list[str]) -> None:
     options, rest = _parser().parse_known_args(argv)
-    name = options.preset or ("run" if options.config else DEFAULT)
-    name = name if options.run is None else options.run
     if options.help or options.help_all:
         show = long_help if options.help_all else short_help
         preset = options.preset or DEFAULT
         emit(show(preset_run(preset), preset, RUNS))
         return
-    run = resolve(_base(options, name), options.config, rest, known=NAMES)
+    name, run, origin = _resolve(options, rest)
     if options.print_config:
         emit(to_yaml(run))
         return
@@ -51,19 +54,27 @@ def _train(argv: list[str]) -> None:
     if only_cpu(options.device):
         tune_malloc()
     start_jax(options.device)
+    data, weights = run.data, None
+    if origin is not None:
+        origin.check(run.model)
+        data, weights = origin.data(data), origin.weights(run.model)
     with folder.lock():
         settle(folder, run)
+        if origin is not None:
+            origin.write_down(folder)
         from jaxgpt.cli.show import shown
         from jaxgpt.train.loop import fit
 
         with shown(folder, run) as shows:
-            fit(folder, run.model, run.data, run.optim, run.train, **shows)
+            begin = {"lora": run.lora, "weights": weights}
+            fit(folder, run.model, data, run.optim, run.train, **begin, **shows)
 
 
 def _parser() -> Parser:
     parser = Parser()
     parser.add_argument("--preset")
     parser.add_argument("--config", action="append", type=Path, default=[])
+    parser.add_argument("--init-from", "--init_from")
     parser.add_argument("--run")
     parser.add_argument("--device", choices=("cpu", "gpu", "tpu"))
     parser.add_argument("--print_config", "--print-config", action="store_true")
@@ -85,14 +96,40 @@ def preset_run(name: str) -> RunConfig:
     return RUNS[name]()
 
 
-def _base(options: argparse.Namespace, name: str) -> RunConfig:
-    """What options change: a preset, or GPT-2 under a config file, or what the run has, or tiny."""
-    if options.preset:
-        return preset_run(options.preset)
-    if options.config:
-        return RunConfig()
-    stored = stored_run(RunFolder(run_path(name)))
-    return preset_run(DEFAULT) if stored is None else stored
+def _resolve(
+    options: argparse.Namespace, rest: list[str]
+) -> "tuple[str, RunConfig, Origin | None]":
+    """Name and configuration of the run, and the model that it is about to begin with, if any."""
+    init_from = options.init_from
+    if init_from is not None:
+        rest = [*rest, f"--init_from={init_from}"]
+    elif (said := said_in(options.config, "init_from")) is not None:
+        init_from = str(said)
+    name = options.preset or ("run" if options.config else DEFAULT)
+    name = name if init_from is None else FINETUNE
+    name = name if options.run is None else options.run
+    folder = RunFolder(run_path(name))
+    stored = stored_run(folder)
+    began = stored is not None and bool(step_folders(folder.checkpoints_path))
+    recipe = preset_run(options.preset) if options.preset else None
+    origin = None
+    if init_from is None:
+        base = recipe or (RunConfig() if options.config else stored) or preset_run(DEFAULT)
+    elif stored is not None and began:
+        base = finetune(init_from, stored.model, recipe)
+    else:
+        origin = _origin(init_from, folder)
+        base = finetune(init_from, origin.model(), recipe)
+    run = resolve(base, options.config, rest, known=NAMES)
+    if origin is None and run.init_from is not None and not began:  # a start that did not come far
+        origin = _origin(run.init_from, folder)
+    return name, run, origin
+
+
+def _origin(name: str, folder: RunFolder) -> "Origin":
+    from jaxgpt.cli.origin import Origin  # slow to import
+
+    return Origin.find(name, folder)
 
 
 def stored_run(folder: RunFolder) -> RunConfig | None:

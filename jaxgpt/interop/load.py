@@ -73,23 +73,54 @@ def load(
       CheckpointError: The files are damaged, do not fit the config, or hold numbers that are not
         finite.
     """
+    opened = open_folder(folder, dtype)
+    where, flat = sharding or _on_default_device(), {}
+    for path, read in opened.readers.items():
+        shape = opened.shapes[path]
+        flat[path] = jax.make_array_from_callback(shape, where(path, shape), read)
+    return Loaded(opened.config, nested(flat), opened.skipped)
+
+
+class Opened(NamedTuple):
+    """A folder that has been checked, and of which no number has been read.
+
+    Attributes:
+      config: As of `Loaded`.
+      shapes: Of the parameters, by path.
+      readers: By path, a function of slices of the parameter that reads just these; None: all.
+      skipped: As of `Loaded`.
+    """
+
+    config: ModelConfig
+    shapes: Mapping[str, Shape]
+    readers: dict[str, Callable[[Index | None], np.ndarray]]
+    skipped: dict[str, str]
+
+
+def open_folder(folder: str | Path, dtype: DTypeLike = jnp.float32) -> Opened:
+    """The first half of `load`: everything but the numbers.
+
+    Raises:
+      ConfigError, CheckpointError: As `load`; the readers raise CheckpointError too.
+    """
     folder = Path(folder)
     file = folder / "config.json"
     data = read_json(file)
     family, cfg = family_of(data, str(file)), read_config(data, str(file))
     tensors = Tensors(folder)
+    if cfg.n_layers > len(tensors):  # before as many are made
+        what = f"config.json has {cfg.n_layers} layers, and the files {len(tensors)} tensors"
+        raise ConfigError(what, where=str(folder))
     family, shapes = _named(family, tensors), true_shapes(cfg)
     pieces = plan(family.rows, cfg, shapes)
     _check_tensors(pieces, shapes, tensors, folder)
-    skipped = _skipped(family, data, pieces, tensors, folder)
-    where, padded = sharding or _on_default_device(), flat_shapes(cfg)
-    flat = {}
-    for piece in pieces:
-        for part, path in enumerate(piece.params):
-            shape = padded[path]
-            read = _shard_reader(piece, part, tensors, shapes[path], shape, jnp.dtype(dtype))
-            flat[path] = jax.make_array_from_callback(shape, where(path, shape), read)
-    return Loaded(cfg, nested(flat), skipped)
+    skipped, padded = _skipped(family, data, pieces, tensors, folder), flat_shapes(cfg)
+    readers = {
+        path: _shard_reader(piece, part, tensors, shapes[path], padded[path], jnp.dtype(dtype))
+        for piece in pieces
+        for part, path in enumerate(piece.params)
+    }
+    return Opened(cfg, padded, readers, skipped)
 
 
 def _on_default_device() -> Callable[[str, Shape], Sharding]:

@@ -70,6 +70,7 @@ def load(
       ResourceError: The hub cannot be reached, stalls, breaks off, or refuses for now.
     """
     folder, _ = fetch_model(path_or_id, revision, timeout_s, say=say)
+    read_model(folder)  # its mistakes first
     tokenizer = load_folder_tokenizer(folder) if (folder / TOKENIZER).exists() else None
     found = load_folder(folder, dtype=dtype, sharding=sharding)
     for line in skipped_lines(found.skipped):

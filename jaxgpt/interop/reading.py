@@ -16,6 +16,10 @@ from jaxgpt.errors import CheckpointError, ConfigError
 MAX_BYTES = 1 << 20
 """Of a config.json: real ones have a few kilobytes."""
 
+MOST = {"num_hidden_layers": 1000, "n_layer": 1000}
+MOST_OF_ALL = 10**8
+"""Numbers of a config.json at most: what they count is made before the files are compared."""
+
 NO_EFFECT = frozenset(
     # Where the file comes from, and how the library that wrote it runs the model.
     """model_type architectures auto_map _name_or_path _model_name_or_path name_or_path _commit_hash
@@ -72,8 +76,11 @@ class Config:
     def count(
         self, *keys: str, default: Any = REQUIRED, null: Any = REQUIRED, least: int = 0
     ) -> Any:
-        """A whole number, not below `least`."""
+        """A whole number, not below `least`, and not beyond what can be meant."""
         value = self._get(keys, int, "a whole number", default, null)
+        for key in keys:
+            if isinstance(value, int) and value > MOST.get(key, MOST_OF_ALL):
+                raise self.error(key, f"is beyond {MOST.get(key, MOST_OF_ALL):,}")
         if value is not None and value < least:
             raise self.error(keys[0], f"is below {least}")
         return value

@@ -3,6 +3,7 @@
 
 Newer files have one dict `rope_parameters`; older ones `rope_theta` beside a dict `rope_scaling`,
 which is null for the plain rope. Families differ in the default base and in names beside these.
+What is written holds both, and where both are read they must agree.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,17 +41,20 @@ def read_rope(
       ConfigError: An unknown type, an unknown key, or places that contradict each other.
     """
     new, old = c.section("rope_parameters"), c.section("rope_scaling")
-    if new is not None and old is not None:
-        raise c.error("rope_scaling", "stands beside rope_parameters", fix="one of the two")
     outer_theta = c.number("rope_theta", *theta_names, default=None)
     outer_fraction = _share(c, fraction, *fraction_names)
-    rope = rope_of(
-        new or old or Config({}, ""),
-        c.count("max_position_embeddings"),
-        theta=theta if outer_theta is None else outer_theta,
-        fraction=fraction if outer_fraction is None else outer_fraction,
-        **knobs,
+    rope, *others = (
+        rope_of(
+            entry,
+            c.count("max_position_embeddings"),
+            theta=theta if outer_theta is None else outer_theta,
+            fraction=fraction if outer_fraction is None else outer_fraction,
+            **knobs,
+        )
+        for entry in [each for each in (new, old) if each is not None] or [Config({}, "")]
     )
+    if others not in ([], [rope]):
+        raise c.error("rope_scaling", "contradicts rope_parameters", fix="one of the two")
     if outer_theta not in (None, rope.theta):
         raise c.error("rope_theta", f"contradicts {rope.theta} inside rope_parameters")
     if outer_fraction not in (None, rope.fraction):
@@ -158,3 +162,46 @@ SCALINGS: Mapping[str, Scaling] = {
 
 DEEPSEEK: Mapping[str, Scaling] = {**SCALINGS, "yarn": _deepseek_yarn}
 """The same for DeepSeek's models, whose attention scales the scores too."""
+
+
+def write_rope(rope: RoPE, *, partial: bool = False) -> dict[str, Any]:
+    """A rope in both dialects.
+
+    Args:
+      rope: Its layout is not written; the scaling of a box that is not ours is left out.
+      partial: Whether the family has a share of each head that is rotated.
+    """
+    scaling = write_scaling(rope.scaling)
+    share = {"partial_rotary_factor": float(rope.fraction)} if partial else {}
+    return {
+        "rope_parameters": {**scaling, "rope_theta": float(rope.theta), **share},
+        "rope_theta": float(rope.theta),
+        "rope_scaling": None if scaling == PLAIN else scaling,
+        **share,
+    }
+
+
+def write_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
+    """The dict of a scaling, without the base."""
+    match scaling:
+        case LinearScaling():
+            return {"rope_type": "linear", "factor": float(scaling.factor)}
+        case DynamicNTK():
+            return {"rope_type": "dynamic", "factor": float(scaling.factor)}
+        case Llama3Scaling():
+            floats = ("factor", "low_freq_factor", "high_freq_factor")
+            kind = "llama3"
+        case YaRN():
+            floats = ("factor", "beta_fast", "beta_slow")
+            floats += ("attention_factor", "mscale", "mscale_all_dim")
+            kind = "yarn"
+        case _:
+            return dict(PLAIN)
+    values = {name: getattr(scaling, name) for name in floats}
+    length = {"original_max_position_embeddings": scaling.original_length}
+    whole = {} if getattr(scaling, "truncate", True) else {"truncate": False}
+    said = {name: float(value) for name, value in values.items() if value is not None}
+    return {"rope_type": kind, **said, **length, **whole}
+
+
+PLAIN = {"rope_type": "default"}

@@ -8,7 +8,9 @@ has (`families/`).
 """
 
 import dataclasses
+import functools
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -176,15 +178,17 @@ def pattern_regex(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(a + b for a, b in zip(literal, [*groups, ""], strict=True)))
 
 
-def true_shapes(cfg: ModelConfig) -> dict[str, Shape]:
+def true_shapes(cfg: ModelConfig) -> Mapping[str, Shape]:
     """Of all parameters without padding of the vocabulary, by path."""
     return flat_shapes(unpadded(cfg))
 
 
-def flat_shapes(cfg: ModelConfig) -> dict[str, Shape]:
+@functools.lru_cache(maxsize=8)  # a deep model takes seconds
+def flat_shapes(cfg: ModelConfig) -> Mapping[str, Shape]:
     """Of all parameters, by path."""
     leaves = jax.tree_util.tree_leaves_with_path(param_shapes(cfg))
-    return {"/".join(key.key for key in path): leaf.shape for path, leaf in leaves}
+    shapes = {"/".join(key.key for key in path): leaf.shape for path, leaf in leaves}
+    return types.MappingProxyType(shapes)
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

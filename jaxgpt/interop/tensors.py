@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of a folder of safetensors files, as views of the memory-mapped files.
 
-Nothing is read until a view is. Other formats are refused by their names, unopened: a pickle runs
-code when it is loaded.
+Nothing is read until a view is, but where a file of ours holds a checksum. Other formats are
+refused by their names, unopened: a pickle runs code when it is loaded.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from jaxgpt.data.hubfiles import SAFE_NAME
 from jaxgpt.errors import CheckpointError
 from jaxgpt.interop.reading import MAX_BYTES, read_json
 
@@ -20,6 +22,12 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 """Names of the file format; others are masks, counters and quantised weights."""
+
+MAX_HEADER_BYTES = 10_000_000
+"""Of one file: a model of ten thousand tensors has one million; parsing takes 15 times as much."""
+
+CHECKSUM = "jaxgpt_sha256"
+"""In the metadata of a file: of all that stands behind the header."""
 
 
 class Tensors(Mapping[str, np.ndarray]):
@@ -83,7 +91,7 @@ def _files(folder: Path) -> tuple[set[str], list[Path]]:
             raise CheckpointError(f"{INDEX} has no weight_map", where=str(folder))
         names = sorted({str(name) for name in weight_map.values()})
         for name in names:
-            if Path(name).name != name:
+            if not SAFE_NAME.fullmatch(name):
                 raise CheckpointError(f"{INDEX} names {name!r}, outside the folder")
         return set(weight_map), [folder / name for name in names]
     pickles = sorted(
@@ -101,15 +109,30 @@ def _files(folder: Path) -> tuple[set[str], list[Path]]:
 def _header(file: Path) -> dict[str, dict]:
     """Tensors of one file: dtype, shape and offsets; checked by the library."""
     try:
-        with safe_open(file, framework="numpy"):
-            pass
         with open(file, "rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+            n_bytes = int.from_bytes(stream.read(8), "little")
+            if MAX_HEADER_BYTES < n_bytes < file.stat().st_size:
+                raise CheckpointError(f"{file.name} has a header of {n_bytes:,} bytes")
+            with safe_open(file, framework="numpy"):
+                pass
+            header = json.loads(stream.read(n_bytes))
     except OSError as error:
         raise CheckpointError(f"cannot read {file.name}: {error}", where=str(file)) from None
     except SafetensorError as error:
         raise CheckpointError(
             f"{file.name} is not a whole safetensors file: {error}", where=str(file)
         ) from None
-    header.pop("__metadata__", None)
+    known = header.pop("__metadata__", {}).get(CHECKSUM)
+    if known is not None and known != _checksum(file):
+        raise CheckpointError(
+            f"{file.name} is not as it was exported: its checksum differs",
+            where=str(file),
+            fix="copy it, or export it, again",
+        )
     return header
+
+
+def _checksum(file: Path) -> str:
+    with open(file, "rb") as stream:
+        stream.seek(8 + int.from_bytes(stream.read(8), "little"))
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -13,7 +13,7 @@ from jaxgpt.boxes.ffn import MLP
 from jaxgpt.boxes.init import Normal
 from jaxgpt.boxes.norm import RMSNorm
 from jaxgpt.boxes.rope import RoPE
-from jaxgpt.config import RunConfig
+from jaxgpt.config import PRETRAINED, RunConfig
 from jaxgpt.data.config import DataConfig
 from jaxgpt.model import ModelConfig
 from jaxgpt.presets import models
@@ -119,6 +119,26 @@ def modern() -> RunConfig:
         model=dataclasses.replace(models.modern(), vocab_size=None),
         data=dataclasses.replace(base.data, vocab_size=32_000),
         train=dataclasses.replace(base.train, batch_size=256, accumulate=16),
+    )
+
+
+def finetune(init_from: str, model: ModelConfig, base: RunConfig | None = None) -> RunConfig:
+    """What a run begins with under `--init-from`: that model, its tokenizer, and gentle steps.
+
+    Args:
+      init_from: Folder or hub id of the weights.
+      model: That of the weights; its context is cut to 512 tokens, for memory.
+      base: A recipe for all but these; None: 200 steps at a tenth of a usual rate.
+    """
+    run = base or RunConfig(
+        optim=OptimConfig(lr=1e-4, warmup_steps=20, weight_decay=0.01),
+        train=TrainConfig(steps=200, batch_size=8, eval_every=50, save_every=100),
+    )
+    return dataclasses.replace(
+        run,
+        model=dataclasses.replace(model, context_length=min(model.context_length, 512)),
+        data=dataclasses.replace(run.data, tokenizer=PRETRAINED),
+        init_from=init_from,
     )
 
 

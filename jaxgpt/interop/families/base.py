@@ -40,6 +40,8 @@ class Family:
     Attributes:
       read: Their config to ours; the caller closes the config.
       rows: Their tensors and our parameters, for all models of the family.
+      write: Our config to theirs, without `model_type`; ConfigError where they have no such model.
+      architecture: Transformers' class of the model with its head.
       prefix: Of the names inside the model without its head; files of that part alone lack it.
       skips: Patterns of tensors that are no parameters, and what they are.
       extra_layers: A key that counts layers behind the last one, and the beginning of their
@@ -48,6 +50,8 @@ class Family:
 
     read: Callable[[Config], ModelConfig]
     rows: tuple[Row, ...]
+    write: Callable[[ModelConfig], dict[str, Any]]
+    architecture: str
     prefix: str = "model."
     skips: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: {"model.layers.{i}.self_attn.rotary_emb.inv_freq": INV_FREQ}

@@ -3,8 +3,11 @@
 
 from typing import Any
 
+from jaxgpt.boxes.ffn import GatedMLP
 from jaxgpt.boxes.mla import MLA
 from jaxgpt.boxes.moe import MoE
+from jaxgpt.boxes.rope import RoPE
+from jaxgpt.errors import ConfigError
 from jaxgpt.interop.families.base import (
     BLOCK,
     ENDS,
@@ -21,9 +24,19 @@ from jaxgpt.interop.families.base import (
     rms_norms,
     sizes,
 )
-from jaxgpt.interop.families.moe import EXPERTS
+from jaxgpt.interop.families.moe import EXPERTS, expert_of
+from jaxgpt.interop.families.writing import (
+    box_of,
+    boxes,
+    require_divisible,
+    write_ffn,
+    write_gated,
+    write_head,
+    write_rms_norms,
+    write_sizes,
+)
 from jaxgpt.interop.reading import Config
-from jaxgpt.interop.ropes import DEEPSEEK, read_rope
+from jaxgpt.interop.ropes import DEEPSEEK, read_rope, write_rope
 from jaxgpt.interop.rows import Row
 from jaxgpt.model import ModelConfig
 
@@ -80,6 +93,41 @@ def _model(c: Config, *, interleaved: bool, first_dense: int, **routing: Any) ->
     )
 
 
+def _write(cfg: ModelConfig) -> dict[str, Any]:
+    mla, moe, expert = box_of(cfg, "attention", MLA), box_of(cfg, "ffn", MoE), expert_of(cfg)
+    mixed = [isinstance(box, MoE) for box in boxes(cfg, "ffn")]
+    width = expert.width(cfg.dims())
+    shared = moe.shared.width(cfg.dims()) // width if isinstance(moe.shared, GatedMLP) else 0
+    if any(mixed) and not shared:
+        raise ConfigError("its mixtures have no shared expert")
+    return {
+        **write_sizes(cfg),
+        **write_rms_norms(cfg),
+        **write_rope(box_of(cfg, "position", RoPE)),
+        **write_head(cfg),
+        **write_gated(cfg),
+        **write_ffn(cfg, expert, "moe_intermediate_size"),
+        "num_attention_heads": mla.n_heads,
+        "num_key_value_heads": mla.n_heads,
+        "q_lora_rank": mla.q_rank,
+        "kv_lora_rank": mla.kv_rank,
+        "qk_nope_head_dim": mla.nope_dim,
+        "qk_rope_head_dim": mla.rope_dim,
+        "v_head_dim": mla.v_dim,
+        "attention_bias": mla.use_bias,
+        "n_routed_experts": moe.n_experts,
+        "n_shared_experts": shared,
+        "num_experts_per_tok": moe.top_k,
+        "first_k_dense_replace": mixed.index(True) if any(mixed) else cfg.n_layers,
+        "moe_layer_freq": 1,
+        "n_group": moe.n_groups,
+        "topk_group": moe.top_groups,
+        "routed_scaling_factor": float(moe.routed_scaling),
+        "norm_topk_prob": moe.normalize,
+        "aux_loss_alpha": float(moe.balance_coef),
+    }
+
+
 def deepseek_v2(c: Config) -> ModelConfig:
     """DeepSeek-AI 2024, https://arxiv.org/abs/2405.04434."""
     c.only("scoring_func", "softmax")
@@ -102,6 +150,14 @@ def deepseek_v2(c: Config) -> ModelConfig:
     )
 
 
+def write_deepseek_v2(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `deepseek_v2`."""
+    require_divisible(cfg)
+    keys = _write(cfg)
+    limited = "group_limited_greedy" if keys["n_group"] > 1 else "greedy"
+    return keys | {"norm_topk_prob": False, "scoring_func": "softmax", "topk_method": limited}
+
+
 def deepseek_v3(c: Config) -> ModelConfig:
     """DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437; the rate is that of its section 4.2."""
     c.only("scoring_func", "sigmoid")
@@ -121,9 +177,23 @@ def deepseek_v3(c: Config) -> ModelConfig:
     )
 
 
+def write_deepseek_v3(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `deepseek_v3`: no layers that predict further ahead."""
+    return _write(cfg) | {
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "rope_interleave": box_of(cfg, "position", RoPE).layout == "neighbours",
+        "num_nextn_predict_layers": 0,
+    }
+
+
 FAMILIES = {
-    "deepseek_v2": Family(deepseek_v2, ROWS),
+    "deepseek_v2": Family(deepseek_v2, ROWS, write_deepseek_v2, "DeepseekV2ForCausalLM"),
     "deepseek_v3": Family(
-        deepseek_v3, ROWS, extra_layers=("num_nextn_predict_layers", "model.layers.{i}.")
+        deepseek_v3,
+        ROWS,
+        write_deepseek_v3,
+        "DeepseekV3ForCausalLM",
+        extra_layers=("num_nextn_predict_layers", "model.layers.{i}."),
     ),
 }

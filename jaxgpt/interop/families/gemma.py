@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.block import Sandwich
 from jaxgpt.boxes.embed import Embed
 from jaxgpt.boxes.ffn import GatedMLP
@@ -24,8 +25,19 @@ from jaxgpt.interop.families.base import (
     sizes,
     windows,
 )
+from jaxgpt.interop.families.writing import (
+    box_of,
+    require_divisible,
+    write_attention_bias,
+    write_ffn,
+    write_head,
+    write_heads,
+    write_layer_types,
+    write_rms_norms,
+    write_sizes,
+)
 from jaxgpt.interop.reading import Config
-from jaxgpt.interop.ropes import read_rope, rope_of
+from jaxgpt.interop.ropes import read_rope, rope_of, write_rope
 from jaxgpt.model import ModelConfig
 
 SANDWICH_NORMS = (
@@ -55,6 +67,32 @@ def _common(c: Config) -> dict[str, Any]:
     }
 
 
+def _write(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `_common` and `gemma`."""
+    return {
+        **write_sizes(cfg),
+        **write_rms_norms(cfg),
+        **write_rope(box_of(cfg, "position", RoPE)),
+        **write_heads(cfg, width=True),
+        **write_attention_bias(cfg),
+        **write_ffn(cfg, box_of(cfg, "ffn", GatedMLP)),
+        **write_head(cfg),
+        **dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh"),
+    }
+
+
+def _write_scores(cfg: ModelConfig) -> dict[str, Any]:
+    """What `_scores` and `_capped_head` read; Transformers wants a whole number for the scale."""
+    box, cap = box_of(cfg, "attention", GQA), getattr(cfg.head, "softcap", None)
+    width = box.width(cfg.dims()) or 1
+    return {
+        **write_layer_types(cfg),
+        "query_pre_attn_scalar": round(box.scale**-2) if box.scale else width,
+        "attn_logit_softcapping": None if box.softcap is None else float(box.softcap),
+        "final_logit_softcapping": None if cap is None else float(cap),
+    }
+
+
 def _attention(c: Config, **knobs: Any) -> Any:
     return attention(c, head_dim=256, use_bias=c.flag("attention_bias", default=False), **knobs)
 
@@ -80,6 +118,12 @@ def gemma2(c: Config) -> ModelConfig:
     )
 
 
+def write_gemma2(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `gemma2`."""
+    require_divisible(cfg)
+    return {**_write(cfg), **_write_scores(cfg)}
+
+
 def gemma3(c: Config) -> ModelConfig:
     """Gemma Team 2025, https://arxiv.org/abs/2503.19786: another rope in the global layers."""
     n_layers = c.count("num_hidden_layers")
@@ -100,6 +144,25 @@ def gemma3(c: Config) -> ModelConfig:
     )
 
 
+def write_gemma3(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `gemma3`: the rope of layers with a window, and that of the others."""
+    require_divisible(cfg)
+    ropes = {True: RoPE(1_000_000.0), False: RoPE()}
+    for layer in reversed(cfg.layers):
+        if isinstance(layer.position, RoPE):
+            ropes[getattr(layer.attention, "window", None) is None] = layer.position
+    both = {"full_attention": ropes[True], "sliding_attention": ropes[False]}
+    return {
+        **_write(cfg),
+        **_write_scores(cfg),
+        **write_rope(ropes[True]),
+        "rope_parameters": {
+            kind: write_rope(rope)["rope_parameters"] for kind, rope in both.items()
+        },
+        "rope_local_base_freq": float(ropes[False].theta),
+    }
+
+
 def _window(c: Config) -> int | None:
     return c.count("sliding_window", "sliding_window_size", default=4096, null=None) or None
 
@@ -107,16 +170,24 @@ def _window(c: Config) -> int | None:
 def _ropes(c: Config) -> tuple[RoPE, RoPE]:
     """Of local and of global layers."""
     length = c.count("max_position_embeddings")
-    both = c.section("rope_parameters")
+    c.only("partial_rotary_factor", 1, None)
+    local = RoPE(theta=c.number("rope_local_base_freq", default=10_000.0))
+    wide = RoPE(theta=c.number("rope_theta", default=1_000_000.0))
+    older, both = c.section("rope_scaling"), c.section("rope_parameters")
+    if older is not None:
+        wide = rope_of(older, length, theta=wide.theta)
     if both is None:
-        local = RoPE(theta=c.number("rope_local_base_freq", default=10_000.0))
-        return local, read_rope(c, theta=1_000_000.0)
+        return local, wide
     ropes = []
-    for kind, theta in (("sliding_attention", 10_000.0), ("full_attention", 1_000_000.0)):
+    for kind, rope in (("sliding_attention", local), ("full_attention", wide)):
         entry = both.section(kind)
-        rope = RoPE(theta=theta)
-        ropes.append(rope if entry is None else rope_of(entry, length, theta=theta))
+        ropes.append(rope if entry is None else rope_of(entry, length, theta=rope.theta))
     both.close()
+    for key, rope in zip(("rope_local_base_freq", "rope_theta"), ropes, strict=True):
+        if c.number(key, default=None) not in (None, rope.theta):
+            raise c.error(key, f"contradicts {rope.theta} in rope_parameters")
+    if older is not None and ropes[1] != wide:
+        raise c.error("rope_scaling", "contradicts rope_parameters", fix="one of the two")
     return ropes[0], ropes[1]
 
 
@@ -137,7 +208,7 @@ def _capped_head(c: Config, softcap: float | None) -> Any:
 
 
 FAMILIES = {
-    "gemma": Family(gemma, DECODER),
-    "gemma2": Family(gemma2, SANDWICH_ROWS),
-    "gemma3_text": Family(gemma3, SANDWICH_ROWS),
+    "gemma": Family(gemma, DECODER, _write, "GemmaForCausalLM"),
+    "gemma2": Family(gemma2, SANDWICH_ROWS, write_gemma2, "Gemma2ForCausalLM"),
+    "gemma3_text": Family(gemma3, SANDWICH_ROWS, write_gemma3, "Gemma3ForCausalLM"),
 }

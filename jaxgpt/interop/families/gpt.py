@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPT and GPT-2, whose files hold [in, out] matrices with q, k and v side by side."""
 
+from typing import Any
+
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.block import PostNorm
 from jaxgpt.boxes.ffn import MLP
 from jaxgpt.boxes.norm import LayerNorm, NoNorm
+from jaxgpt.errors import ConfigError
 from jaxgpt.interop.families.base import ACTIVATIONS, BLOCK, MASK, Family, head, linear, norm
+from jaxgpt.interop.families.writing import (
+    GPT_WORDS,
+    box_of,
+    boxes,
+    write_head,
+    write_layer_norms,
+)
 from jaxgpt.interop.reading import Config
 from jaxgpt.interop.rows import Row
 from jaxgpt.layers import LayerEdit
@@ -81,6 +91,32 @@ def gpt2(c: Config) -> ModelConfig:
     return _model(c, norm=norm_box, final_norm=norm_box, ffn=ffn, edits=edits)
 
 
+def _write(cfg: ModelConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": cfg.vocab_size,
+        "n_positions": cfg.context_length,
+        "n_embd": cfg.d_model,
+        "n_layer": cfg.n_layers,
+        "n_head": box_of(cfg, "attention", GQA).n_heads,
+        **write_layer_norms(cfg, "layer_norm_epsilon"),
+        **write_head(cfg),
+    }
+
+
+def write_gpt2(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `gpt2`."""
+    ffn, heads = box_of(cfg, "ffn", MLP), [b for b in boxes(cfg, "attention") if type(b) is GQA]
+    scales = [box.scale or box.width(cfg.dims()) ** -0.5 for box in heads] or [1.0]
+    falling = [scales[0] / (i + 1) for i in range(len(scales))]
+    return {
+        **_write(cfg),
+        "n_inner": ffn.d_ff,
+        "activation_function": GPT_WORDS[ffn.activation],
+        "scale_attn_weights": scales[0] != 1.0,
+        "scale_attn_by_inverse_layer_idx": len(scales) > 1 and scales == falling,
+    }
+
+
 def openai_gpt(c: Config) -> ModelConfig:
     """Radford et al. 2018."""
     return _model(
@@ -92,7 +128,25 @@ def openai_gpt(c: Config) -> ModelConfig:
     )
 
 
+def write_openai_gpt(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `openai_gpt`, which has a head of its own alone as a scale."""
+    words = {ours: theirs for theirs, ours in GPT_ACTIVATIONS.items() if theirs != "swish"}
+    activation = box_of(cfg, "ffn", MLP).activation
+    if activation not in words:
+        raise ConfigError(f"ffn.activation={activation} is none of {list(words)}")
+    return {**_write(cfg), "afn": words[activation]}
+
+
 FAMILIES = {
-    "gpt2": Family(gpt2, GPT2_ROWS, prefix="transformer.", skips=MASKS),
-    "openai-gpt": Family(openai_gpt, GPT_ROWS, prefix="transformer.", skips=MASKS),
+    "gpt2": Family(
+        gpt2, GPT2_ROWS, write_gpt2, "GPT2LMHeadModel", prefix="transformer.", skips=MASKS
+    ),
+    "openai-gpt": Family(
+        openai_gpt,
+        GPT_ROWS,
+        write_openai_gpt,
+        "OpenAIGPTLMHeadModel",
+        prefix="transformer.",
+        skips=MASKS,
+    ),
 }

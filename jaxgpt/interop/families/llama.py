@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama and the dense models that differ from it in a knob or two."""
 
+from typing import Any
+
 from jaxgpt.boxes.block import OutputNorm
+from jaxgpt.boxes.ffn import GatedMLP
 from jaxgpt.boxes.norm import RMSNorm
 from jaxgpt.boxes.position import NoPosition
+from jaxgpt.boxes.rope import RoPE
 from jaxgpt.interop.families.base import (
     ATTENTION,
     BLOCK,
@@ -22,8 +26,21 @@ from jaxgpt.interop.families.base import (
     sizes,
     windows,
 )
+from jaxgpt.interop.families.writing import (
+    box_of,
+    boxes,
+    require_divisible,
+    write_attention_bias,
+    write_gated,
+    write_head,
+    write_heads,
+    write_rms_norms,
+    write_sizes,
+    write_switched_window,
+    write_window,
+)
 from jaxgpt.interop.reading import Config
-from jaxgpt.interop.ropes import read_rope
+from jaxgpt.interop.ropes import read_rope, write_rope
 from jaxgpt.layers import LayerEdit
 from jaxgpt.model import ModelConfig
 
@@ -31,6 +48,18 @@ OUTPUT_NORMS = (
     *norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}/attention_out_norm"),
     *norm(f"{LAYER}.post_feedforward_layernorm", f"{BLOCK}/ffn_out_norm"),
 )
+
+
+def write_decoder(cfg: ModelConfig) -> dict[str, Any]:
+    """What a config.json of all these models has."""
+    return {
+        **write_sizes(cfg),
+        **write_rms_norms(cfg),
+        **write_rope(box_of(cfg, "position", RoPE)),
+        **write_heads(cfg),
+        **write_gated(cfg),
+        **write_head(cfg),
+    }
 
 
 def llama(c: Config) -> ModelConfig:
@@ -46,6 +75,13 @@ def llama(c: Config) -> ModelConfig:
     )
 
 
+def write_llama(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `llama`."""
+    require_divisible(cfg)
+    mlp_bias = {"mlp_bias": box_of(cfg, "ffn", GatedMLP).use_bias}
+    return {**write_decoder(cfg), **write_attention_bias(cfg), **mlp_bias}
+
+
 def mistral(c: Config) -> ModelConfig:
     """Jiang et al. 2023; a window of null or 0 is none."""
     window = c.count("sliding_window", default=4096, null=None) or None
@@ -57,6 +93,11 @@ def mistral(c: Config) -> ModelConfig:
         ffn=gated(c),
         head=head(c, tied=False),
     )
+
+
+def write_mistral(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `mistral`."""
+    return {**write_decoder(cfg), **write_window(cfg)}
 
 
 def qwen_windows(c: Config) -> tuple[int | None, tuple[LayerEdit, ...]]:
@@ -82,6 +123,11 @@ def qwen2(c: Config) -> ModelConfig:
     )
 
 
+def write_qwen2(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `qwen2`."""
+    return {**write_decoder(cfg), **write_switched_window(cfg)}
+
+
 def qwen3(c: Config) -> ModelConfig:
     """Yang et al. 2025: each head of q and k is normalised."""
     window, edits = qwen_windows(c)
@@ -100,6 +146,16 @@ def qwen3(c: Config) -> ModelConfig:
         head=head(c, tied=False),
         edits=edits,
     )
+
+
+def write_qwen3(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `qwen3`."""
+    return {
+        **write_decoder(cfg),
+        **write_heads(cfg, width=True),
+        **write_switched_window(cfg),
+        **write_attention_bias(cfg),
+    }
 
 
 def smollm3(c: Config) -> ModelConfig:
@@ -128,6 +184,18 @@ def smollm3(c: Config) -> ModelConfig:
     )
 
 
+def write_smollm3(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `smollm3`."""
+    roped = [int(not isinstance(box, NoPosition)) for box in boxes(cfg, "position")]
+    return {
+        **write_decoder(cfg),
+        **write_switched_window(cfg),
+        **write_attention_bias(cfg),
+        "mlp_bias": box_of(cfg, "ffn", GatedMLP).use_bias,
+        "no_rope_layers": roped,
+    }
+
+
 def olmo2(c: Config) -> ModelConfig:
     """Team OLMo 2024: norms on the outputs, and of all heads of q and of k together."""
     eps = c.number("rms_norm_eps", default=1e-5)
@@ -147,11 +215,18 @@ def olmo2(c: Config) -> ModelConfig:
     )
 
 
+def write_olmo2(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `olmo2`."""
+    return {**write_decoder(cfg), **write_attention_bias(cfg)}
+
+
+OLMO2_ROWS = (*ENDS, *OUTPUT_NORMS, *ATTENTION, *MLP)
+
 FAMILIES = {
-    "llama": Family(llama, DECODER),
-    "mistral": Family(mistral, DECODER),
-    "qwen2": Family(qwen2, DECODER),
-    "qwen3": Family(qwen3, DECODER),
-    "smollm3": Family(smollm3, DECODER),
-    "olmo2": Family(olmo2, (*ENDS, *OUTPUT_NORMS, *ATTENTION, *MLP)),
+    "llama": Family(llama, DECODER, write_llama, "LlamaForCausalLM"),
+    "mistral": Family(mistral, DECODER, write_mistral, "MistralForCausalLM"),
+    "qwen2": Family(qwen2, DECODER, write_qwen2, "Qwen2ForCausalLM"),
+    "qwen3": Family(qwen3, DECODER, write_qwen3, "Qwen3ForCausalLM"),
+    "smollm3": Family(smollm3, DECODER, write_smollm3, "SmolLM3ForCausalLM"),
+    "olmo2": Family(olmo2, OLMO2_ROWS, write_olmo2, "Olmo2ForCausalLM"),
 }

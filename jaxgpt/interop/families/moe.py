@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models with experts beside GQA: Mixtral, Qwen3-MoE and gpt-oss."""
 
+from typing import Any
+
 from jaxgpt.boxes.ffn import GatedMLP
 from jaxgpt.boxes.moe import MoE
+from jaxgpt.boxes.rope import RoPE
 from jaxgpt.interop.families.base import (
     ATTENTION,
     BLOCK,
@@ -22,8 +25,21 @@ from jaxgpt.interop.families.base import (
     sizes,
     windows,
 )
+from jaxgpt.interop.families.writing import (
+    box_of,
+    boxes,
+    write_attention_bias,
+    write_ffn,
+    write_head,
+    write_heads,
+    write_layer_types,
+    write_rms_norms,
+    write_sizes,
+    write_switched_window,
+    write_window,
+)
 from jaxgpt.interop.reading import Config
-from jaxgpt.interop.ropes import read_rope
+from jaxgpt.interop.ropes import read_rope, write_rope
 from jaxgpt.interop.rows import Row
 from jaxgpt.model import ModelConfig
 
@@ -65,6 +81,29 @@ def mixtral(c: Config) -> ModelConfig:
     )
 
 
+def _write(cfg: ModelConfig) -> dict[str, Any]:
+    return {
+        **write_sizes(cfg),
+        **write_rms_norms(cfg),
+        **write_rope(box_of(cfg, "position", RoPE)),
+        **write_heads(cfg),
+        **write_head(cfg),
+        "num_local_experts": box_of(cfg, "ffn", MoE).n_experts,
+        "num_experts_per_tok": box_of(cfg, "ffn", MoE).top_k,
+    }
+
+
+def expert_of(cfg: ModelConfig) -> GatedMLP:
+    """That of the first mixture, or a default."""
+    expert = box_of(cfg, "ffn", MoE).expert
+    return expert if isinstance(expert, GatedMLP) else GatedMLP()
+
+
+def write_mixtral(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `mixtral`."""
+    return {**_write(cfg), **write_window(cfg), **write_ffn(cfg, expert_of(cfg))}
+
+
 def qwen3_moe(c: Config) -> ModelConfig:
     """Yang et al. 2025: a dense FFN in some layers, if any."""
     n_layers = c.count("num_hidden_layers")
@@ -94,6 +133,22 @@ def qwen3_moe(c: Config) -> ModelConfig:
         head=head(c, tied=False),
         edits=edits_at(dense, n_layers, ffn=gated(c)),
     )
+
+
+def write_qwen3_moe(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `qwen3_moe`."""
+    dense = [i for i, box in enumerate(boxes(cfg, "ffn")) if not isinstance(box, MoE)]
+    keys = {**_write(cfg), **write_switched_window(cfg), **write_attention_bias(cfg)}
+    del keys["layer_types"], keys["max_window_layers"]
+    return {
+        **keys,
+        **write_ffn(cfg, expert_of(cfg), "moe_intermediate_size"),
+        **write_ffn(cfg, box_of(cfg, "ffn", GatedMLP)),
+        "num_experts": keys["num_local_experts"],
+        "norm_topk_prob": box_of(cfg, "ffn", MoE).normalize,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": dense,
+    }
 
 
 def gpt_oss(c: Config) -> ModelConfig:
@@ -127,8 +182,25 @@ def gpt_oss(c: Config) -> ModelConfig:
     )
 
 
+def write_gpt_oss(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `gpt_oss`."""
+    expert = expert_of(cfg)
+    return {
+        **_write(cfg),
+        **write_heads(cfg, width=True),
+        **write_layer_types(cfg),
+        **write_attention_bias(cfg),
+        "intermediate_size": expert.width(cfg.dims()),
+        "hidden_act": "silu",
+        "swiglu_limit": float(expert.limit or 7.0),
+    }
+
+
+COMMON = (*ENDS, *PRE_NORMS, *ATTENTION)
+QWEN3_ROWS = (*COMMON, *MLP, *EXPERTS)
+
 FAMILIES = {
-    "mixtral": Family(mixtral, (*ENDS, *PRE_NORMS, *ATTENTION, *MIXTRAL_ROWS)),
-    "qwen3_moe": Family(qwen3_moe, (*ENDS, *PRE_NORMS, *ATTENTION, *MLP, *EXPERTS)),
-    "gpt_oss": Family(gpt_oss, (*ENDS, *PRE_NORMS, *ATTENTION, *GPT_OSS_ROWS)),
+    "mixtral": Family(mixtral, (*COMMON, *MIXTRAL_ROWS), write_mixtral, "MixtralForCausalLM"),
+    "qwen3_moe": Family(qwen3_moe, QWEN3_ROWS, write_qwen3_moe, "Qwen3MoeForCausalLM"),
+    "gpt_oss": Family(gpt_oss, (*COMMON, *GPT_OSS_ROWS), write_gpt_oss, "GptOssForCausalLM"),
 }

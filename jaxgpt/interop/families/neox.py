@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPT-NeoX (Pythia), Phi and StableLM: layer norms, and a rope on a part of each head."""
 
+from typing import Any
+
 from jaxgpt.boxes import ffn
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.base import BlockBox
 from jaxgpt.boxes.block import Parallel, PreNorm
 from jaxgpt.boxes.head import Untied
 from jaxgpt.boxes.norm import LayerNorm
+from jaxgpt.boxes.rope import RoPE
 from jaxgpt.interop.families.base import (
     BLOCK,
     INV_FREQ,
@@ -25,8 +28,19 @@ from jaxgpt.interop.families.base import (
     norm,
     sizes,
 )
+from jaxgpt.interop.families.writing import (
+    GPT_WORDS,
+    box_of,
+    write_attention_bias,
+    write_ffn,
+    write_gated,
+    write_head,
+    write_heads,
+    write_layer_norms,
+    write_sizes,
+)
 from jaxgpt.interop.reading import Config
-from jaxgpt.interop.ropes import read_rope
+from jaxgpt.interop.ropes import read_rope, write_rope
 from jaxgpt.interop.rows import Row
 from jaxgpt.model import ModelConfig
 
@@ -105,6 +119,33 @@ def gpt_neox(c: Config) -> ModelConfig:
     )
 
 
+def _write(cfg: ModelConfig) -> dict[str, Any]:
+    """What the three have in common; their heads have no width of their own."""
+    keys = {
+        **write_sizes(cfg),
+        **write_layer_norms(cfg),
+        **write_rope(box_of(cfg, "position", RoPE), partial=True),
+        **write_heads(cfg),
+        **write_head(cfg),
+    }
+    keys.pop("head_dim", None)
+    return keys
+
+
+def write_gpt_neox(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `gpt_neox`."""
+    keys = _write(cfg)
+    del keys["num_key_value_heads"]
+    return {
+        **keys,
+        **write_attention_bias(cfg),
+        **write_ffn(cfg, box_of(cfg, "ffn", ffn.MLP)),
+        "rotary_pct": keys["partial_rotary_factor"],
+        "rotary_emb_base": keys["rope_theta"],
+        "use_parallel_residual": isinstance(cfg.block, Parallel),
+    }
+
+
 def phi(c: Config) -> ModelConfig:
     """Gunasekar et al. 2023; Li et al. 2023: one norm feeds both branches, all has a bias."""
     c.only("tie_word_embeddings", False)
@@ -119,6 +160,17 @@ def phi(c: Config) -> ModelConfig:
         ffn=ffn.MLP(d_ff=c.count("intermediate_size"), activation=activation(c, "gelu_new")),
         head=Untied(use_bias=True),
     )
+
+
+def write_phi(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `phi`."""
+    mlp = box_of(cfg, "ffn", ffn.MLP)
+    return {
+        **_write(cfg),
+        **write_ffn(cfg, mlp),
+        "hidden_act": GPT_WORDS[mlp.activation],
+        "qk_layernorm": box_of(cfg, "attention", GQA).qk_norm is not None,
+    }
 
 
 def stablelm(c: Config) -> ModelConfig:
@@ -142,8 +194,27 @@ def stablelm(c: Config) -> ModelConfig:
     )
 
 
+def write_stablelm(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `stablelm`."""
+    attention = box_of(cfg, "attention", GQA)
+    return {
+        **_write(cfg),
+        **write_gated(cfg),
+        "use_qkv_bias": attention.use_bias,
+        "qk_layernorm": attention.qk_norm is not None,
+        "use_parallel_residual": isinstance(cfg.block, Parallel),
+    }
+
+
 FAMILIES = {
-    "gpt_neox": Family(gpt_neox, NEOX_ROWS, prefix="gpt_neox.", skips=NEOX_SKIPS),
-    "phi": Family(phi, PHI_ROWS),
-    "stablelm": Family(stablelm, STABLELM_ROWS),
+    "gpt_neox": Family(
+        gpt_neox,
+        NEOX_ROWS,
+        write_gpt_neox,
+        "GPTNeoXForCausalLM",
+        prefix="gpt_neox.",
+        skips=NEOX_SKIPS,
+    ),
+    "phi": Family(phi, PHI_ROWS, write_phi, "PhiForCausalLM"),
+    "stablelm": Family(stablelm, STABLELM_ROWS, write_stablelm, "StableLmForCausalLM"),
 }

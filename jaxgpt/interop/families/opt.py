@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """OPT: learned positions with an offset of 2, and in one model a narrower embedding."""
 
+from typing import Any
+
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.block import PostNorm, PreNorm
 from jaxgpt.boxes.embed import Embed
@@ -16,6 +18,7 @@ from jaxgpt.interop.families.base import (
     norm,
     sizes,
 )
+from jaxgpt.interop.families.writing import WORDS, box_of, write_head, write_sizes
 from jaxgpt.interop.reading import Config
 from jaxgpt.interop.rows import Row
 from jaxgpt.model import ModelConfig
@@ -66,4 +69,21 @@ def opt(c: Config) -> ModelConfig:
     )
 
 
-FAMILIES = {"opt": Family(opt, OPT_ROWS, skips={})}
+def write_opt(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of `opt`."""
+    ffn = box_of(cfg, "ffn", MLP)
+    before = not isinstance(cfg.block, PostNorm)
+    return {
+        **write_sizes(cfg),
+        "num_attention_heads": box_of(cfg, "attention", GQA).n_heads,
+        "ffn_dim": ffn.width(cfg.dims()),
+        "activation_function": WORDS[ffn.activation],
+        "enable_bias": ffn.use_bias,
+        "do_layer_norm_before": before,
+        "_remove_final_layer_norm": before and isinstance(cfg.final_norm, NoNorm),
+        "word_embed_proj_dim": getattr(cfg.embed, "width", None) or cfg.d_model,
+        **write_head(cfg),
+    }
+
+
+FAMILIES = {"opt": Family(opt, OPT_ROWS, write_opt, "OPTForCausalLM", skips={})}
