@@ -53,7 +53,8 @@ VARIANTS = {
     | {"sliding_window": 9, "max_window_layers": 1, "head_dim": 24},
     "qwen3-moe": COMMON
     | {"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 3}
-    | {"moe_intermediate_size": 24, "decoder_sparse_step": 2, "head_dim": 24},
+    | {"moe_intermediate_size": 24, "decoder_sparse_step": 2, "head_dim": 24}
+    | {"hidden_act": "gelu_pytorch_tanh"},
     "smollm3": COMMON
     | {"model_type": "smollm3", "no_rope_layers": [0, 1, 0], "attention_bias": True}
     | {"mlp_bias": True, "tie_word_embeddings": False, "use_sliding_window": True}
@@ -73,12 +74,12 @@ VARIANTS = {
     | LATENT
     | {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_routed_experts": 6, "n_group": 1}
     | {"topk_group": 1, "n_shared_experts": 2, "first_k_dense_replace": 0}
-    | {"rope_interleave": False, "norm_topk_prob": False}
+    | {"rope_interleave": False, "norm_topk_prob": False, "hidden_act": "gelu"}
     | rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.9),
     "deepseek-v3-dense": COMMON
     | LATENT
     | {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_routed_experts": 6, "n_group": 1}
-    | {"topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 3},
+    | {"topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 3, "hidden_act": "relu"},
     "gemma-bias": COMMON | {"model_type": "gemma", "head_dim": 24, "attention_bias": True},
     "gemma2": COMMON
     | {"model_type": "gemma2", "head_dim": 24, "query_pre_attn_scalar": 7}
@@ -94,8 +95,7 @@ VARIANTS = {
     | {"model_type": "gpt_neox", "use_parallel_residual": False, "attention_bias": False}
     | {"rotary_pct": 1.0, "rotary_emb_base": 500, "hidden_act": "gelu_fast"}
     | {"rope_scaling": {"type": "linear", "factor": 2.0}, "tie_word_embeddings": True},
-    "phi": COMMON
-    | {"model_type": "phi", "qk_layernorm": True, "partial_rotary_factor": 0.25},
+    "phi": COMMON | {"model_type": "phi", "qk_layernorm": True, "partial_rotary_factor": 0.25},
     "stablelm": COMMON
     | {"model_type": "stablelm", "use_qkv_bias": True, "qk_layernorm": True}
     | {"use_parallel_residual": True, "partial_rotary_factor": 0.5},

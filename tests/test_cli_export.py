@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -15,7 +16,6 @@ from hubfolders import LLAMA
 from jaxgpt import cli
 from jaxgpt.cli.stored import find_run, load_params
 from jaxgpt.data.tokenizer import load_tokenizer
-from jaxgpt.interop import save
 from jaxgpt.interop.load import load
 from jaxgpt.train.rundata import with_vocabulary
 
@@ -135,7 +135,11 @@ def test_only_force_replaces(here, capsys):
     [
         ((), 2, "what to export, and where to, is missing"),
         (("llama",), 2, "where to, is missing"),
-        (("lama", "out"), 2, "'lama' is neither a run below runs/ nor a public model; fix: one of "),
+        (
+            ("lama", "out"),
+            2,
+            "'lama' is neither a run below runs/ nor a public model; fix: one of ",
+        ),
         (("no/such", "out"), 5, "no/such"),
         (("plain", "out"), 2, "no family of public checkpoints has this model; the nearest is "),
         (("llama", "out", "--family=gpt2"), 2, "gpt2 has no such model: position is RoPE"),
@@ -159,13 +163,14 @@ def test_help(capsys):
 
 
 def test_a_signal_leaves_nothing(here, capsys, monkeypatch):
-    real = save.write_tensors
+    module = importlib.import_module("jaxgpt.interop.save")
+    real = module.write_tensors
 
     def stopped(*given, **how):
         os.kill(os.getpid(), signal.SIGTERM)
         real(*given, **how)
 
-    monkeypatch.setattr(save, "write_tensors", stopped)
+    monkeypatch.setattr(module, "write_tensors", stopped)
     line = export(capsys, "llama", "out", code=128 + signal.SIGTERM)
     assert "stopped by SIGTERM; nothing was exported" in line
     assert sorted(path.name for path in here.iterdir()) == ["base", "runs"]

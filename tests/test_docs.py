@@ -21,6 +21,7 @@ from jaxgpt.boxes.head import Untied
 from jaxgpt.boxes.mla import MLA
 from jaxgpt.boxes.moe import MoE
 from jaxgpt.boxes.norm import RMSNorm
+from jaxgpt.cli.export import HELP as EXPORT_HELP
 from jaxgpt.cli.help import summary
 from jaxgpt.cli.sample import HELP
 from jaxgpt.configlib import our_boxes
@@ -146,6 +147,12 @@ def test_families_names_and_knobs_of_weights_are_named():
     assert knobs == (200, 8, 512) and "| 200, 8 |" in text and "512" in text
     assert f"1e-4, {run.optim.warmup_steps}, {run.optim.weight_decay}" in text
     assert run.optim.lr == 1e-4
+
+
+def test_options_of_export_are_named():
+    text = page("weights")
+    for option in set(re.findall(r"--[a-z-]+", EXPORT_HELP)) - {"--help", "--lora"}:
+        assert f"| `{option}` |" in text, option
 
 
 def test_knobs_files_and_metrics_of_training_are_named(tmp_path):

@@ -22,6 +22,7 @@ from exports import IDS, VARIANTS, grown, shrunk, variant
 from test_peft import LORA, adapted
 from test_save import PARITY
 
+from jaxgpt import cli
 from jaxgpt.data.bpe import train_bpe
 from jaxgpt.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from jaxgpt.interop.load import load
@@ -135,6 +136,29 @@ def test_tokenizers(tmp_path):
         assert said[f"{name}/text_ids"].tolist() == make().encode(TEXT).tolist()
         assert str(said[f"{name}/decoded"]) == TEXT
         assert said[f"{name}/ends"].tolist() == ([] if make().eot_id is None else [make().eot_id])
+
+
+@pytest.mark.parametrize("lora", [(), ("--lora.rank=4", "--optim.lr=1e-2")])
+def test_a_fine_tuned_model(shared, tmp_path, monkeypatch, lora):
+    """From the command line to transformers, and with adapters to PEFT on the model it names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("Once there was a small dog. " * 100)
+    words = "--data.path=text.txt --model.context_length=64 --train.steps=4 --train.batch_size=4"
+    words += " --optim.warmup_steps=1 --show.sample_tokens=0 --show.pictures=false"
+    origin = f"--init-from={shared / 'data' / 'stories260k'}"
+    assert cli.train_main([origin, *words.split(), *lora]) == 0
+    assert cli.main(["export", "finetune", "out", "--dtype=float32"]) == 0
+    cfg, params, _ = load("out")
+    request = {"out": {"folder": "out", "ids": [[1, *range(40, 60)]], "text": "Once upon a time"}}
+    if lora:
+        assert cli.main(["export", "finetune", "adapter", "--adapter"]) == 0
+        base = json.loads(Path("adapter/adapter_config.json").read_text())
+        request["adapter"] = {"folder": base["base_model_name_or_path"], "adapter": "adapter"}
+        request["adapter"]["ids"] = request["out"]["ids"]
+    said, want = says(request, tmp_path), logits(cfg, params, request["out"]["ids"])
+    for name in request:
+        assert_close(said, name, want)
+    assert str(said["out/decoded"]) == "Once upon a time"
 
 
 def test_peft(tmp_path):

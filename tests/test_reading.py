@@ -68,8 +68,20 @@ def test_what_is_off_must_be_off():
     of(is_encoder_decoder=False, add_cross_attention=None).close()
     with pytest.raises(ConfigError, match="is_encoder_decoder=True is not supported"):
         of(is_encoder_decoder=True).close()
-    with pytest.raises(ConfigError, match=r"quantization_config\.quant_method='mxfp4' weights"):
-        of(quantization_config={"quant_method": "mxfp4"}).close()
+
+
+@pytest.mark.parametrize(
+    "method, fix",
+    [
+        ("mxfp4", r"float32: in transformers .*Mxfp4Config\(dequantize=True\)\)\.save_pretrained"),
+        ("fp8", r"FineGrainedFP8Config\(dequantize=True\)"),
+        ("gptq", r"a copy of the model in bfloat16, float16 or float32$"),
+    ],
+)
+def test_quantised_weights_are_refused_with_what_to_do(method, fix):
+    what = rf"quantization_config\.quant_method='{method}' weights are not read .*{fix}"
+    with pytest.raises(ConfigError, match=what):
+        of(quantization_config={"quant_method": method}).close()
 
 
 def test_an_unknown_word_shows_the_known_ones():

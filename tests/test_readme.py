@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from chatfolders import chat_folder
 
-from jaxgpt.cli import origin, sample
+from jaxgpt.cli import export, origin, sample
 from jaxgpt.cli.train import train_main
 from jaxgpt.interop import pretrained
 
@@ -74,6 +74,9 @@ def test_links_lead_somewhere(document):
 def test_options_of_network_blocks_exist(document, hub):
     for command in "".join(blocks(document, "sh network")).splitlines():
         program, script, *words = shlex.split(command)
+        if (program, script) == ("jaxgpt", "export"):
+            assert export._parser().parse_args(words).out, command
+            continue
         assert program == "python"
         if script == "sample.py":
             assert sample._parser().parse_args(words), command

@@ -39,7 +39,9 @@ def differ(one, other):
 )
 def test_what_is_said_or_left_open_is_the_same(one, other):
     name = "attention" if isinstance(one, GQA | MLA) else "ffn"
-    assert differ(tiny(position=RoPE(), **{name: one}), tiny(position=RoPE(), **{name: other})) == []
+    assert (
+        differ(tiny(position=RoPE(), **{name: one}), tiny(position=RoPE(), **{name: other})) == []
+    )
 
 
 def test_what_only_training_reads_does_not_count():
@@ -51,7 +53,9 @@ def test_what_only_training_reads_does_not_count():
 
 def test_edits_count_by_the_layers_that_they_make():
     window = {"attention.window": 4}
-    cfg = tiny(attention=GQA(4, window=4), edits=(LayerEdit(start=1, set={"attention.window": None}),))
+    cfg = tiny(
+        attention=GQA(4, window=4), edits=(LayerEdit(start=1, set={"attention.window": None}),)
+    )
     assert differ(cfg, tiny(edits=(LayerEdit(stop=1, set=window),))) == []
     roped = (LayerEdit(position=RoPE()),)
     assert differ(tiny(position=NoPosition(), edits=roped), tiny(position=RoPE())) == []

@@ -4,6 +4,7 @@
 import dataclasses
 import errno
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ from safetensors.numpy import load_file
 
 from jaxgpt.data.tokenizer import ByteTokenizer, load_tokenizer
 from jaxgpt.errors import CheckpointError, ConfigError, DivergedError, ResourceError
-from jaxgpt.interop import save as module
 from jaxgpt.interop.load import load
 from jaxgpt.interop.rows import flat_shapes, nested
 from jaxgpt.interop.save import save
@@ -27,6 +27,7 @@ PARITY = """deepseek-v2 deepseek-v2-lite deepseek-v3 deepseek-v3-yarn gemma gemm
     openai-gpt opt opt-350m-style phi pythia qwen2 qwen3 qwen3-moe qwen3-moe-dense0 smollm3
     stablelm stablelm2""".split()
 LLAMA = shrunk("smollm2-135m")
+module = sys.modules["jaxgpt.interop.save"]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,10 @@ def test_import_export_import(shared, tmp_path, name):
     assert ours.keys() == theirs.keys()
     for tensor, array in theirs.items():
         assert ours[tensor].dtype == array.dtype and ours[tensor].tobytes() == array.tobytes()
-    assert saved == (family, *(sum(getattr(a, n) for a in ours.values()) for n in ("size", "nbytes")))
+    assert saved == (
+        family,
+        *(sum(getattr(a, n) for a in ours.values()) for n in ("size", "nbytes")),
+    )
 
 
 def test_neither_padding_nor_a_tied_head_is_written(tmp_path, params):
@@ -142,7 +146,9 @@ def test_other_dtypes(tmp_path, params):
 
 def test_a_model_that_nobody_has(tmp_path, params):
     cfg = dataclasses.replace(LLAMA, embed=dataclasses.replace(LLAMA.embed, scale=True))
-    with pytest.raises(ConfigError, match="the nearest is llama, but embed.scale is True, there F"):
+    with pytest.raises(
+        ConfigError, match=r"the nearest is llama, but embed.scale is True, there F"
+    ):
         save(tmp_path / "out", cfg, params)
     assert not list(tmp_path.iterdir())
 
@@ -177,7 +183,7 @@ def test_a_full_disk(tmp_path, params, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "write_tensors", full)
-    with pytest.raises(ResourceError, match="cannot be written: No space left .* 272 kB, free"):
+    with pytest.raises(ResourceError, match=r"cannot be written: No space left .* 272 kB, free"):
         save(tmp_path / "out", LLAMA, params)
     assert not list(tmp_path.iterdir())
 

@@ -40,6 +40,13 @@ def test_our_tokenizers_come_back(tmp_path, make):
     assert (begin_ids(back), end_ids(back)) == ((), end_ids(tokenizer))
 
 
+def test_a_character_without_an_id_is_an_error_not_dropped(tmp_path):
+    back = written(CharTokenizer("ab"), tmp_path)
+    for encode in (back.encode, back.encode_on, back.encode_controls):
+        with pytest.raises(ConfigError, match="parts for which there is no token"):
+            encode("axb")
+
+
 def test_where_texts_end(tmp_path):
     files, keys = token_files(bpe(), 64)
     assert keys == {"bos_token_id": 279, "eos_token_id": 279, "pad_token_id": None}
@@ -70,8 +77,7 @@ def test_a_chat_template_goes_along(tmp_path):
 
 def test_several_ends(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 279]}')
-    files, keys = token_files(bpe(), 64)
-    (tmp_path / "tokenizer.json").write_text(files["tokenizer.json"])
+    (tmp_path / "tokenizer.json").write_text(bpe().content)
     tokenizer = load_folder_tokenizer(tmp_path)
     assert token_files(tokenizer, 64).keys["eos_token_id"] == [3, 279]
 
@@ -87,7 +93,7 @@ def test_another_kind_is_refused():
         def token_bytes(self, token):
             return b""
 
-    with pytest.raises(ConfigError, match="kind 'morse' cannot be written as tokenizer.json"):
+    with pytest.raises(ConfigError, match=r"kind 'morse' cannot be written as tokenizer\.json"):
         token_files(Mine("{}", "morse", 2), 64)
 
 

@@ -351,7 +351,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 
 def spoiled(name: str) -> str:
     """A tokenizer file with one thing wrong."""
-    content = json.loads(train_tokenizer("bpe", Corpus.of(["aa bb"]), 258)._json)
+    content = json.loads(train_tokenizer("bpe", Corpus.of(["aa bb"]), 258).content)
     vocabulary = content["model"]["vocab"]
     match name:
         case "gap":

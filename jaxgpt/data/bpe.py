@@ -10,6 +10,7 @@ Left out: chat templates (`pretrained.py`), and tokenizers whose decoding has no
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -108,13 +109,15 @@ class BPETokenizer(Stored):
         parts = chunks(text) if self._may_cut else iter([text])
         ids = [np.zeros(0, np.int32)]
         while batch := list(islice(parts, BATCH)):
-            encodings = self._hf.encode_batch_fast(batch, add_special_tokens=False)
+            with _one_line():
+                encodings = self._hf.encode_batch_fast(batch, add_special_tokens=False)
             ids += [np.array(encoding.ids, np.int32) for encoding in encodings]
         return self._checked(np.concatenate(ids), n_bytes)
 
     def encode_on(self, text: str) -> Int32[np.ndarray, " T"]:
         """Ids of a text that goes on where another ended: no space is put in front of it."""
-        ids = self._plain.encode(text, add_special_tokens=False).ids
+        with _one_line():
+            ids = self._plain.encode(text, add_special_tokens=False).ids
         return self._checked(np.array(ids, np.int32), len(to_bytes(text)))
 
     def encode_controls(self, text: str) -> Int32[np.ndarray, " T"]:
@@ -136,7 +139,8 @@ class BPETokenizer(Stored):
                 continue
             library = self._inner if piece.start else self._hf
             n_bytes = len(to_bytes(piece.text))
-            encoding = library.encode(piece.text, add_special_tokens=False)
+            with _one_line():
+                encoding = library.encode(piece.text, add_special_tokens=False)
             ids.append(self._checked(np.array(encoding.ids, np.int32), n_bytes))
             offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
             starts.append(piece.start + offsets[:, 0])
@@ -183,6 +187,15 @@ class BPETokenizer(Stored):
         if changed == parts:
             return self._hf
         return _parse(json.dumps(json.loads(self._hf.to_str()) | changed))
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """What the library raises for text without tokens (vocabularies of characters) as ours."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(f"the text has parts for which there is no token: {error}") from None
 
 
 def _parse(text: str) -> tokenizers.Tokenizer:

@@ -52,6 +52,8 @@ OFF: Mapping[str, tuple[Any, ...]] = {
 
 REQUIRED: Any = object()
 UNQUANTISED = "a copy of the model in bfloat16, float16 or float32"
+DEQUANTISERS = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
+"""Of transformers, by quant_method: gpt-oss has the first, DeepSeek-V3 the second."""
 
 
 class Config:
@@ -138,7 +140,7 @@ class Config:
             self.ignore(*NO_EFFECT)
             quantised = self.section("quantization_config")
             if quantised is not None:
-                raise quantised.error("quant_method", "weights are not read", fix=UNQUANTISED)
+                raise quantised.quantised()
         for key in sorted(self._data.keys() - self._read):
             raise self.error(
                 key,
@@ -151,6 +153,16 @@ class Config:
         value = repr(self._data.get(key))
         value = value if len(value) <= 60 else value[:60] + "..."
         return ConfigError(f"{self._inside}{key}={value} {what}", where=self._where, fix=fix)
+
+    def quantised(self) -> ConfigError:
+        """The error about quantised weights, with what turns them into plain ones."""
+        config, fix = DEQUANTISERS.get(str(self._data.get("quant_method"))), UNQUANTISED
+        if config is not None:
+            fix += (
+                ": in transformers from_pretrained(A, quantization_config="
+                f"{config}(dequantize=True)).save_pretrained(B)"
+            )
+        return self.error("quant_method", "weights are not read", fix=fix)
 
     def _get(self, keys: tuple[str, ...], kind: Any, words: str, default: Any, null: Any) -> Any:
         self._read |= set(keys)

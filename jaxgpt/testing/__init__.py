@@ -13,7 +13,7 @@ out: whether the box computes what its paper says; that takes a reference to com
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from jaxgpt.boxes import base
 from jaxgpt.model import ModelConfig
@@ -92,4 +92,4 @@ def check_model(cfg: ModelConfig, *, zero: Mapping[str, str] | None = None) -> N
         check(cfg, params)
     check_training(cfg, params, zero)
     for jitted in (jit_init, jit_forward, jit_loss):  # many models would hold gigabytes
-        jitted.clear_cache()
+        cast(Any, jitted).clear_cache()

@@ -24,13 +24,11 @@ from jaxgpt.interop.families.base import (
     rms_norms,
     sizes,
 )
-from jaxgpt.interop.families.moe import EXPERTS, expert_of
+from jaxgpt.interop.families.moe import EXPERTS, expert_of, write_mixed
 from jaxgpt.interop.families.writing import (
     box_of,
     boxes,
     require_divisible,
-    write_ffn,
-    write_gated,
     write_head,
     write_rms_norms,
     write_sizes,
@@ -94,9 +92,9 @@ def _model(c: Config, *, interleaved: bool, first_dense: int, **routing: Any) ->
 
 
 def _write(cfg: ModelConfig) -> dict[str, Any]:
-    mla, moe, expert = box_of(cfg, "attention", MLA), box_of(cfg, "ffn", MoE), expert_of(cfg)
+    mla, moe = box_of(cfg, "attention", MLA), box_of(cfg, "ffn", MoE)
     mixed = [isinstance(box, MoE) for box in boxes(cfg, "ffn")]
-    width = expert.width(cfg.dims())
+    width = expert_of(cfg).width(cfg.dims())
     shared = moe.shared.width(cfg.dims()) // width if isinstance(moe.shared, GatedMLP) else 0
     if any(mixed) and not shared:
         raise ConfigError("its mixtures have no shared expert")
@@ -105,8 +103,7 @@ def _write(cfg: ModelConfig) -> dict[str, Any]:
         **write_rms_norms(cfg),
         **write_rope(box_of(cfg, "position", RoPE)),
         **write_head(cfg),
-        **write_gated(cfg),
-        **write_ffn(cfg, expert, "moe_intermediate_size"),
+        **write_mixed(cfg),
         "num_attention_heads": mla.n_heads,
         "num_key_value_heads": mla.n_heads,
         "q_lora_rank": mla.q_rank,

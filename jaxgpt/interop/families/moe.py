@@ -26,6 +26,7 @@ from jaxgpt.interop.families.base import (
     windows,
 )
 from jaxgpt.interop.families.writing import (
+    WORDS,
     box_of,
     boxes,
     write_attention_bias,
@@ -99,6 +100,14 @@ def expert_of(cfg: ModelConfig) -> GatedMLP:
     return expert if isinstance(expert, GatedMLP) else GatedMLP()
 
 
+def write_mixed(cfg: ModelConfig) -> dict[str, Any]:
+    """Widths of dense FFNs and of experts, with the activation of those that are there."""
+    dense, expert = box_of(cfg, "ffn", GatedMLP), expert_of(cfg)
+    keys = write_ffn(cfg, dense) | write_ffn(cfg, expert, "moe_intermediate_size")
+    mixed = any(isinstance(box, MoE) for box in boxes(cfg, "ffn"))
+    return keys | {"hidden_act": WORDS[(expert if mixed else dense).activation]}
+
+
 def write_mixtral(cfg: ModelConfig) -> dict[str, Any]:
     """The reverse of `mixtral`."""
     return {**_write(cfg), **write_window(cfg), **write_ffn(cfg, expert_of(cfg))}
@@ -142,8 +151,7 @@ def write_qwen3_moe(cfg: ModelConfig) -> dict[str, Any]:
     del keys["layer_types"], keys["max_window_layers"]
     return {
         **keys,
-        **write_ffn(cfg, expert_of(cfg), "moe_intermediate_size"),
-        **write_ffn(cfg, box_of(cfg, "ffn", GatedMLP)),
+        **write_mixed(cfg),
         "num_experts": keys["num_local_experts"],
         "norm_topk_prob": box_of(cfg, "ffn", MoE).normalize,
         "decoder_sparse_step": 1,
