@@ -44,7 +44,8 @@ VARIANTS = {
     "mistral": COMMON | {"model_type": "mistral", "head_dim": 24, "sliding_window": 9},
     "mixtral-window": COMMON
     | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 3}
-    | {"sliding_window": 9, "tie_word_embeddings": True},
+    | {"sliding_window": 9, "tie_word_embeddings": True}
+    | rope("dynamic", factor=2.0),
     "qwen2-windows": COMMON
     | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9}
     | {"layer_types": MIXED, "head_dim": 24},

@@ -147,6 +147,8 @@ def test_gemma3_has_two_ropes():
     ropes = [layer.position for layer in cfg.layers]
     assert [rope.theta for rope in ropes] == [2e4] * 5 + [1e6] + [2e4]
     assert [rope.scaling is not None for rope in ropes] == [False] * 5 + [True] + [False]
+    with pytest.raises(ConfigError, match=r"attn_logit_softcapping=50\.0 is not supported"):
+        like_llama("gemma3_text", attn_logit_softcapping=50.0)  # Transformers ignores it
 
 
 def test_olmo2_gpt_neox_phi_and_stablelm():

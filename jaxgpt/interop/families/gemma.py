@@ -126,6 +126,7 @@ def write_gemma2(cfg: ModelConfig) -> dict[str, Any]:
 
 def gemma3(c: Config) -> ModelConfig:
     """Gemma Team 2025, https://arxiv.org/abs/2503.19786: another rope in the global layers."""
+    c.only("attn_logit_softcapping", None)  # Transformers ignores it
     n_layers = c.count("num_hidden_layers")
     every = c.count("sliding_window_pattern", "_sliding_window_pattern", default=6, least=1)
     sliding = layer_types(c, ((i + 1) % every != 0 for i in range(n_layers)))

@@ -110,7 +110,9 @@ def write_mixed(cfg: ModelConfig) -> dict[str, Any]:
 
 def write_mixtral(cfg: ModelConfig) -> dict[str, Any]:
     """The reverse of `mixtral`."""
-    return {**_write(cfg), **write_window(cfg), **write_ffn(cfg, expert_of(cfg))}
+    keys = {**_write(cfg), **write_window(cfg), **write_ffn(cfg, expert_of(cfg))}
+    # Transformers does not find the width for a dynamic rope by itself.
+    return keys | write_heads(cfg, width=keys["rope_scaling"] is not None)
 
 
 def qwen3_moe(c: Config) -> ModelConfig:
