@@ -140,7 +140,7 @@ def stored_run(folder: RunFolder) -> RunConfig | None:
     """
     try:
         text = folder.config_path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot read {folder.config_path}: {error}") from error
