@@ -39,7 +39,7 @@ from jaxgpt.data.config import DataConfig
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import Layer, ModelConfig
 from jaxgpt.study.config import ShowConfig
-from jaxgpt.train.config import LoraConfig, OptimConfig, TrainConfig
+from jaxgpt.train.config import LoraConfig, MeshConfig, OptimConfig, TrainConfig
 
 PRETRAINED = "pretrained"
 """Of `data.tokenizer`: that of `init_from`."""
@@ -48,6 +48,7 @@ FREE = frozenset(
     {"train.steps", "train.keep", "train.save_every", "train.eval_every", "train.log_every"}
     | {"data.hub_timeout"}
     | {f"show.{field.name}" for field in dataclasses.fields(ShowConfig)}
+    | {f"mesh.{field.name}" for field in dataclasses.fields(MeshConfig)}
 )
 """Keys that may differ when a run goes on: they change nothing of the training so far."""
 
@@ -65,6 +66,7 @@ class RunConfig:
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     lora: LoraConfig = LoraConfig()
+    mesh: MeshConfig = MeshConfig()
     show: ShowConfig = ShowConfig()
     init_from: str | None = None  # folder or hub id of the weights to begin with; None: fresh ones
 

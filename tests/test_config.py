@@ -292,7 +292,7 @@ def test_yaml_is_plain():
     data = yaml.safe_load(to_yaml(BASE))
     assert data["model"]["attention"]["class_path"] == "GQA", "ours are named by class alone"
     assert data["model"]["attention"]["init_args"]["n_kv_heads"] == 2
-    assert list(data) == [*("model", "data", "optim", "train", "lora", "show", "init_from")]
+    assert list(data) == [*("model", "data", "optim", "train", "lora", "mesh", "show", "init_from")]
 
 
 @pytest.mark.parametrize(

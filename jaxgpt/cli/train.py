@@ -66,7 +66,7 @@ def _train(argv: list[str]) -> None:
         from jaxgpt.train.loop import fit
 
         with shown(folder, run) as shows:
-            begin = {"lora": run.lora, "weights": weights}
+            begin = {"lora": run.lora, "mesh": run.mesh, "weights": weights}
             fit(folder, run.model, data, run.optim, run.train, **begin, **shows)
 
 

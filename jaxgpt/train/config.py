@@ -92,3 +92,23 @@ class TrainConfig:
                 f"batch_size={self.batch_size} is not divisible by accumulate={self.accumulate}",
                 fix=f"accumulate of {divisors}",
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """How the devices are arranged: the product of the four is their number.
+
+    Rows of a batch are split over data, fsdp and expert; parameters and moments over fsdp, tensor
+    and expert.
+    """
+
+    data: int | None = None  # groups that hold all of the state; None: the devices that are left
+    fsdp: int = 1  # devices that share the state, and gather each layer when they compute it
+    tensor: int = 1  # devices that share the heads, the hidden units and the vocabulary
+    expert: int = 1  # devices that share the experts of a mixture
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value < 1:
+                raise ConfigError(f"mesh.{field.name}={value} must be at least 1")
