@@ -19,7 +19,7 @@ from jaxgpt.data.config import DataConfig
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import LayerEdit, ModelConfig
 from jaxgpt.study.config import ShowConfig
-from jaxgpt.train.config import OptimConfig, TrainConfig
+from jaxgpt.train.config import MeshConfig, OptimConfig, TrainConfig
 
 BASE = RunConfig(
     model=ModelConfig(
@@ -199,6 +199,7 @@ def test_differences_name_keys_and_values():
     ]
     names = {f"train.{field.name}" for field in dataclasses.fields(TrainConfig)}
     names |= {f"show.{field.name}" for field in dataclasses.fields(ShowConfig)}
+    names |= {f"mesh.{field.name}" for field in dataclasses.fields(MeshConfig)}
     names |= {"data.hub_timeout"}
     assert names > FREE and "train.batch_size" not in FREE and "train.seed" not in FREE
 
