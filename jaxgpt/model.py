@@ -43,16 +43,14 @@ from jaxgpt.errors import ConfigError
 from jaxgpt.kernels import dropout
 from jaxgpt.layers import Layer, LayerEdit
 from jaxgpt.masks import Visibility
+from jaxgpt.placing import place
 from jaxgpt.shapes import Key, Params
-from jaxgpt.stack import Stack, fold, repeating_unit
+from jaxgpt.stack import Stack, fold, repeating_unit, used
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer: one box for each part of the picture. The default is GPT-2 124M.
-
-    Every box, and every layer after its edits, is checked when the config is made.
-    """
+    """A decoder-only transformer, a box for each part of the picture; checked when it is made."""
 
     vocab_size: int | None = 50_257  # tokens; None: as many as the tokenizer has
     context_length: int = 1024  # longest sequence, in tokens
@@ -70,15 +68,11 @@ class ModelConfig:
     init: InitBox = Normal()
     edits: tuple[LayerEdit, ...] = ()  # for mixed stacks
     vocab_multiple: int = 128  # the table is padded to a multiple of it; 1: no padding
+    mup_base: int | None = None  # muP: the d_model at which the rates were tuned; None: no muP
 
     def __post_init__(self) -> None:
-        check_positive(
-            vocab_size=self.vocab_size,
-            context_length=self.context_length,
-            d_model=self.d_model,
-            n_layers=self.n_layers,
-            vocab_multiple=self.vocab_multiple,
-        )
+        names = "vocab_size", "context_length", "d_model", "n_layers", "vocab_multiple", "mup_base"
+        check_positive(**{name: getattr(self, name) for name in names})
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be in [0, 1)")
         for edit in self.edits:
@@ -118,6 +112,7 @@ class ModelConfig:
             dropout=self.dropout,
             init=self.init,
             position=self.position if layer is None else layer.position,
+            width_ratio=self.d_model / (self.mup_base or self.d_model),
         )
 
     def build_block(
@@ -183,8 +178,7 @@ class GPT(nn.Module):
             raise ValueError("give either tokens_BT or embeddings_BTD")
         x_BTD = embeddings_BTD if embeddings_BTD is not None else embed(tokens_BT, dtype)
         x_BTD = x_BTD.astype(dtype or x_BTD.dtype)
-        B, T, _ = x_BTD.shape
-        visibility = Visibility.full(B, T)
+        visibility = Visibility.full(*x_BTD.shape[:2])
         if any(given is not None for given in (pos_BT, segment_BT, prefix_B, caches)):
             if pos_BT is None and (segment_BT is not None or caches is not None):
                 raise ValueError("segments and caches need pos_BT, the position of each token")
@@ -193,12 +187,13 @@ class GPT(nn.Module):
         visibility = dataclasses.replace(visibility, kernel=kernel)
         x_BTD = cfg.position.build(dims, name="position")(x_BTD, visibility.q_pos_BT)
         # Layers fold their index into the key; the embedding's site comes after the last of them.
-        x_BTD = dropout(x_BTD, cfg.dropout, fold(dropout_key, cfg.n_layers))
+        x_BTD = place(dropout(x_BTD, cfg.dropout, fold(dropout_key, cfg.n_layers)), "BTD")
         x_BTD, caches, aux = self._blocks(
             x_BTD, visibility, caches, dropout_key, rope_length, remat, scan
         )
         x_BTD = cfg.final_norm.build(name="final_norm")(x_BTD[:, -1:] if last_only else x_BTD)
-        logits_BTV = cfg.head.build(dims, embed, name="head")(x_BTD)
+        head = cfg.head.build(dims, embed, name="head")
+        logits_BTV = place(head(x_BTD / dims.width_ratio), "BTV")  # muP; else the ratio is 1
         return Output(logits_BTV, caches, aux, {})
 
     def _blocks(
@@ -227,6 +222,7 @@ class GPT(nn.Module):
         for i, block in enumerate(blocks):
             cache = None if caches is None else caches[i]
             x_BTD, cache, aux[names[i]] = block(x_BTD, visibility, cache, fold(dropout_key, i))
+            x_BTD = place(x_BTD, "BTD")
             new_caches.append(cache)
         return x_BTD, None if caches is None else tuple(new_caches), aux
 
@@ -271,6 +267,7 @@ def forward(
 
     Cost: capture and patch change no other value, and without them no site costs anything.
     """
+    params = used(params, all_blocks=not (call.get("remat") or call.get("scan")))
     if not capture and not patch:
         return cast(Output, GPT(cfg).apply({"params": params}, tokens_BT, **call))
     if call.get("remat") or call.get("scan"):

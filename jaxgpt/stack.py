@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxgpt.masks import Visibility
+from jaxgpt.placing import place, use
 from jaxgpt.shapes import Key, Params
 
 Aux = dict[str, Array]
@@ -77,9 +78,9 @@ class Stack:
         """The block of layer `like`, with the parameters and dropout of layer `index`."""
 
         def call(params: Params, x_BTD: Array, key: Key | None) -> tuple[Array, Aux]:
-            block = self.build(like)
+            block, params = self.build(like), use(params, f"block_{like}/")
             x_BTD, _, aux = block.apply({"params": params}, x_BTD, self.visibility, None, key)  # type: ignore[misc]
-            return x_BTD, aux
+            return place(x_BTD, "BTD"), aux
 
         if self.remat:
             call = jax.checkpoint(call)
@@ -101,6 +102,12 @@ def repeating_unit(layers: Sequence[Any]) -> tuple[int, int, int] | None:
             if repeats > 1 and (best is None or repeats * width > best[1] * best[2]):
                 best = (prefix, width, repeats)
     return best
+
+
+def used(params: Params, *, all_blocks: bool) -> Params:
+    """`jaxgpt.placing.use` of a model's parameters; without blocks where `Stack` does theirs."""
+    blocks = {k: v for k, v in params.items() if k.startswith("block_") and not all_blocks}
+    return {**use({k: v for k, v in params.items() if k not in blocks}), **blocks}
 
 
 def fold(key: Key | None, index: int | Array) -> Key | None:

@@ -1,70 +1,176 @@
 # SPDX-License-Identifier: Apache-2.0
-import json
-import os
-import subprocess
-import sys
+"""Meshes of eight devices against one, and the table that says which parameter is split how."""
 
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import meshes
 import pytest
 
-from jaxgpt.errors import ConfigError
-from jaxgpt.train.sharding import check_rows
-
-SCRIPT = """
-import dataclasses, functools, json
-import jax, numpy as np
 from jaxgpt.boxes.attention import GQA
-from jaxgpt.data.batches import Batches
+from jaxgpt.boxes.base import FFNBox
+from jaxgpt.boxes.ffn import GatedMLP
+from jaxgpt.boxes.rope import RoPE
+from jaxgpt.errors import ConfigError
 from jaxgpt.model import ModelConfig
-from jaxgpt.train import sharding
-from jaxgpt.train.config import OptimConfig, TrainConfig
-from jaxgpt.train.optim import optimizer
-from jaxgpt.train.step import init_state, train_step
+from jaxgpt.presets.models import MODELS
+from jaxgpt.train.config import MeshConfig
+from jaxgpt.train.sharding import AXES, check_rows, make_mesh, param_specs
 
-jax.config.update("jax_default_matmul_precision", "highest")
-cfg = ModelConfig(vocab_size=13, context_length=8, d_model=16, n_layers=2, dropout=0.2,
-                  attention=GQA(4, n_kv_heads=2))
-tx, train = optimizer(OptimConfig(warmup_steps=0), 100), TrainConfig(batch_size=16, accumulate=2)
-mesh = sharding.make_mesh()
-init = functools.partial(init_state, cfg, tx, 0)
-abstract = sharding.state_shardings(mesh, jax.eval_shape(init))
-whole = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-rows = sharding.batch_sharding(mesh)
-step = jax.jit(functools.partial(train_step, cfg=cfg, tx=tx, train=train),
-               in_shardings=(whole, rows), out_shardings=(whole, None), donate_argnums=0)
-state = jax.jit(init, out_shardings=whole)()
-batches = Batches(np.random.default_rng(0).integers(0, 13, 999).astype(np.uint8), 8, 16, 0)
-losses = []
-for s in range(20):
-    batch = sharding.put_batch(batches.batch(s), rows)
-    assert len(batch.tokens_BT.sharding.device_set) == jax.device_count()
-    state, metrics = step(state, batch)
-    losses.append(float(metrics["loss_nats"]))
-assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state))
-sums = [float(abs(leaf).sum()) for leaf in jax.tree.leaves(state.params)]
-print(json.dumps({"devices": jax.device_count(), "losses": losses, "params": sums}))
-"""
+LOSS = 1e-5  # of a loss on a mesh against one device, over twenty steps
+SHARE = 0.05  # of the bytes of parameters and moments on a device, relative
+
+ONE = dict.fromkeys(AXES, 1)
 
 
-def run(devices):
-    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    out = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert out.returncode == 0, out.stderr
-    return json.loads(out.stdout.splitlines()[-1])
+def check(reports, *splits):
+    """Every mesh trains like one device, and holds its share of the state on each of eight."""
+    one, *others = reports
+    assert one["losses"][-1] != pytest.approx(one["losses"][0], abs=1e-3)
+    for split, mesh in zip(splits, others, strict=True):
+        assert mesh["losses"] == pytest.approx(one["losses"], abs=LOSS)
+        assert mesh["params"] == pytest.approx(one["params"], rel=1e-4, abs=1e-3)
+        assert mesh["share"] == pytest.approx(1 / split, rel=SHARE)
 
 
-def test_eight_devices_train_like_one():
-    """Twenty steps with dropout and accumulation: masks do not depend on the device count."""
-    one, eight = run(1), run(8)
-    assert (one["devices"], eight["devices"]) == (1, 8)
-    assert eight["losses"] == pytest.approx(one["losses"], abs=1e-5)
-    assert eight["params"] == pytest.approx(one["params"], rel=1e-5, abs=1e-5)
+def test_meshes_train_like_one_device():
+    """Data, fsdp, fsdp x tensor, tensor; the vocabulary is never whole where tensor splits it."""
+    layouts = [{"data": 8}, {"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"tensor": 8}]
+    reports = meshes.run("gpt2", *layouts)
+    check(reports, 1, 8, 8, 8)
+    assert f"16,{meshes.LENGTH},1024" in reports[0]["whole"], "else the search finds nothing"
+    assert reports[3]["whole"] == reports[4]["whole"] == []
 
 
-def test_rows_must_split_evenly():
-    check_rows(16, 2, 8)
+def test_experts_on_a_mesh():
+    check(meshes.run("moe", {"expert": 8}), 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "alibi", "moe", "slots", "biased", "mla"])
+def test_other_boxes_on_meshes(kind):
+    """Fewer key/value heads than devices, biases of heads, dropout, capacities, MLA."""
+    layouts = [{"fsdp": 2, "tensor": 4}, {"fsdp": 2, "tensor": 2, "expert": 2}]
+    one, *others = meshes.run(kind, *layouts)
+    for mesh in others:
+        assert mesh["losses"] == pytest.approx(one["losses"], abs=LOSS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [{"accumulate": 2}, {"remat": True}, {"scan": True}])
+def test_ways_to_compute_on_meshes(way):
+    one, *others = meshes.run("llama", {"fsdp": 8}, {"fsdp": 4, "tensor": 2}, **way)
+    for mesh in others:
+        assert mesh["losses"] == pytest.approx(one["losses"], abs=LOSS)
+
+
+OFTEN = ["gpt2", "tiny", "llama-3.2-1b", "mixtral-8x7b", "deepseek-v3", "gemma-3-1b"]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_the_table_has_every_parameter_of_every_preset(name):
+    model = MODELS[name]()
+    model = dataclasses.replace(model, vocab_size=model.vocab_size or 256)
+    stored, guessed = param_specs(model, ONE)
+    assert not guessed and any("tensor" in str(spec) for spec in stored.values())
+
+
+def test_what_does_not_split_is_refused():
+    model = ModelConfig(vocab_size=97, d_model=96, attention=GQA(6), ffn=GatedMLP(d_ff=100))
+    with pytest.raises(ConfigError, match=r"n_heads=6 .* tensor=4; fix: .* \[1, 2, 3, 6\]"):
+        param_specs(dataclasses.replace(model, ffn=GatedMLP(d_ff=128)), ONE | {"tensor": 4})
+    message = r"ffn/down/kernel .* 100, .* tensor=3; fix: --mesh.tensor one of \[1, 2\]"
+    with pytest.raises(ConfigError, match=message):
+        param_specs(dataclasses.replace(model, vocab_multiple=3), ONE | {"tensor": 3})
+    with pytest.raises(ConfigError, match=r"of 96, .* fsdp=5; fix: --mesh.fsdp one of \[1, 2, 3"):
+        param_specs(model, ONE | {"fsdp": 5})
+
+
+def test_fewer_key_value_heads_than_devices():
+    model = ModelConfig(d_model=64, attention=GQA(8, n_kv_heads=2), ffn=GatedMLP(d_ff=128))
+    param_specs(model, ONE | {"tensor": 4})
+    with pytest.raises(ConfigError, match=r"n_heads=6 with n_kv_heads=3 .* \[1, 3, 6\]"):
+        model = dataclasses.replace(model, d_model=96, attention=GQA(6, n_kv_heads=3))
+        param_specs(model, ONE | {"tensor": 2})
+
+
+class _Mine(nn.Module):
+    @nn.compact
+    def __call__(self, x_BTD, valid_BT, dropout_key=None):
+        odd = self.param("odd", nn.initializers.ones, (3, x_BTD.shape[-1]))
+        return x_BTD * odd.sum(), {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(FFNBox):
+    """Declares nothing."""
+
+    def build(self, dims, name=None):
+        return _Mine(name=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared(Mine):
+    """Declares how it is split."""
+
+    sharding = {"/odd": (None, "tensor")}
+
+
+def test_a_box_of_ones_own():
+    model = ModelConfig(vocab_size=64, d_model=64, n_layers=1, attention=GQA(4), ffn=Mine())
+    stored, guessed = param_specs(model, ONE | {"fsdp": 8})
+    assert guessed == ["block_0/ffn/odd"]
+    assert stored[guessed[0]] == jax.sharding.PartitionSpec(None, ("fsdp", "expert"))
+    stored, guessed = param_specs(dataclasses.replace(model, ffn=Declared()), ONE | {"fsdp": 8})
+    assert not guessed and stored["block_0/ffn/odd"] == jax.sharding.PartitionSpec(None, "tensor")
+
+
+def test_rope_has_no_parameters_and_vectors_are_whole():
+    model = ModelConfig(vocab_size=64, d_model=64, n_layers=1, position=RoPE(), attention=GQA(4))
+    stored, _ = param_specs(model, ONE)
+    whole = {path for path, spec in stored.items() if spec == jax.sharding.PartitionSpec()}
+    assert whole == {path for path in stored if path.endswith(("scale", "bias"))}
+
+
+def test_a_mesh_must_have_as_many_devices():
+    assert dict(make_mesh(MeshConfig()).shape) == ONE
+    with pytest.raises(ConfigError, match=r"data=64 .* 64 devices, .* are 1; fix: --mesh.data=1"):
+        make_mesh(MeshConfig(data=64))
+    with pytest.raises(ConfigError, match=r"fsdp=8 .* for 8 devices, and there are 1; fix: fsdp"):
+        make_mesh(MeshConfig(fsdp=8))
+    with pytest.raises(ConfigError, match="mesh.fsdp=0 must be at least 1"):
+        MeshConfig(fsdp=0)
+
+
+@pytest.fixture
+def eight(monkeypatch):
+    """A mesh that says that it has eight devices along data."""
+    mesh = make_mesh(MeshConfig())
+    monkeypatch.setattr(type(mesh), "shape", ONE | {"data": 8})
+    return mesh
+
+
+def test_rows_must_split_evenly(eight):
+    check_rows(16, 2, eight)
     with pytest.raises(ConfigError, match=r"batch_size=6 .* 8 devices; fix: --train.batch_size=8"):
-        check_rows(6, 1, 8)
+        check_rows(6, 1, eight)
     with pytest.raises(ConfigError, match=r"in 2 micro-batches; fix: --train.batch_size=16 or 32"):
-        check_rows(24, 2, 8)
+        check_rows(24, 2, eight)
+
+
+def test_one_device_traces_nothing_more():
+    from jaxgpt.placing import place, placing
+    from jaxgpt.train.sharding import make_layout
+
+    layout = make_layout(make_mesh(MeshConfig()), {})
+
+    def f(x):
+        with placing(layout):
+            return place(x, "BTD") + 1
+
+    x = jnp.ones((2, 3, 4))
+    assert str(jax.make_jaxpr(f)(x)) == str(jax.make_jaxpr(lambda x: x + 1)(x))

@@ -18,9 +18,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxgpt.boxes.base import Dims, FFNBox, check_positive, tap
 from jaxgpt.boxes.dense import Dense
+from jaxgpt.boxes.expertmesh import spread_experts
 from jaxgpt.boxes.experts import Experts, Slots, Sorted
 from jaxgpt.boxes.ffn import MLP, GatedMLP
 from jaxgpt.errors import ConfigError
+from jaxgpt.placing import active
 from jaxgpt.shapes import Key, Params, wide
 
 
@@ -207,16 +209,23 @@ class _MoE(nn.Module):
         box = self.box
         real_BTD = jnp.where(valid_BT[:, :, None], x_BTD, 0)  # padding may hold NaN
         choice_BTk, weight_BTk, aux = self._route(real_BTD, valid_BT)
-        if box.capacity_factor is not None and dropout_key is not None:
-            slots = box.capacity(x_BTD.shape[1])
-            way = Slots.of(choice_BTk, valid_BT, box.n_experts, slots)
-            aux["dropped_tokens"] = aux["expert_tokens"].sum() - way.taken_BTEC.sum()
+        experts = Experts(
+            cast(GatedMLP | MLP, box.expert), box.n_experts, self.dims, name="experts"
+        )
+        dropless, layout = box.capacity_factor is None or dropout_key is None, active()
+        if dropless and layout is not None:
+            params = self.variables["params"]["experts"]
+            choices = valid_BT, choice_BTk, weight_BTk
+            y_BTD = spread_experts(layout, experts, params, real_BTD, *choices)
         else:
-            way = Sorted.of(choice_BTk, valid_BT, box.n_experts)
-        tap_hidden = functools.partial(way.tap_hidden, functools.partial(tap, self, "hidden"))
-        expert = cast(GatedMLP | MLP, box.expert)
-        experts = Experts(expert, box.n_experts, self.dims, name="experts")
-        y_BTD = way.combine(experts(way.rows(real_BTD), way.multiply, tap_hidden), weight_BTk)
+            if dropless:
+                way = Sorted.of(choice_BTk, valid_BT, box.n_experts)
+            else:
+                slots = box.capacity(x_BTD.shape[1])
+                way = Slots.of(choice_BTk, valid_BT, box.n_experts, slots)
+                aux["dropped_tokens"] = aux["expert_tokens"].sum() - way.taken_BTEC.sum()
+            tap_hidden = functools.partial(way.tap_hidden, functools.partial(tap, self, "hidden"))
+            y_BTD = way.combine(experts(way.rows(real_BTD), way.multiply, tap_hidden), weight_BTk)
         if box.shared is not None:
             shared_BTD, theirs = box.shared.build(self.dims, name="shared")(
                 x_BTD, valid_BT, dropout_key

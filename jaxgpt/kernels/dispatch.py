@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from jaxgpt.kernels import chunked, fused, reference
 from jaxgpt.kernels.choice import Call, Choice, choose, note
 from jaxgpt.kernels.reference import ScoreBias
+from jaxgpt.kernels.spread import spread
 from jaxgpt.masks import Visibility
 from jaxgpt.shapes import Key
 
@@ -88,4 +89,7 @@ def attend(
             note(choice)
             return y_BTNP
     note(choice)
-    return KERNELS[choice.kernel](*arrays, **options)
+    kernel = KERNELS[choice.kernel]
+    if drops:  # a mask for each device would not be that of one device
+        return kernel(*arrays, **options)
+    return spread(kernel, *arrays, **options)
