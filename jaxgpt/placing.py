@@ -40,6 +40,11 @@ class Layout:
     stored: Mapping[str, PartitionSpec]
     used: Mapping[str, PartitionSpec]
 
+    @property
+    def many(self) -> bool:
+        """Whether there is more than one device."""
+        return self.mesh.size > 1
+
     def size(self, *axes: str) -> int:
         """Devices along some axes together."""
         return math.prod(self.mesh.shape[axis] for axis in axes)
@@ -60,7 +65,7 @@ def active() -> Layout | None:
 @contextmanager
 def placing(layout: Layout | None) -> Iterator[None]:
     """Trace for this layout; enter it inside the function that is traced."""
-    token = _active.set(None if layout is None or layout.mesh.size == 1 else layout)
+    token = _active.set(layout if layout is not None and layout.many else None)
     try:
         yield
     finally:

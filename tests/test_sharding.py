@@ -2,10 +2,10 @@
 """Meshes of eight devices against one, and the table that says which parameter is split how."""
 
 import dataclasses
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import meshes
 import pytest
 
@@ -66,12 +66,11 @@ def test_ways_to_compute_on_meshes(way):
         assert mesh["losses"] == pytest.approx(one["losses"], abs=LOSS)
 
 
-OFTEN = ["gpt2", "tiny", "llama-3.2-1b", "mixtral-8x7b", "deepseek-v3", "gemma-3-1b"]
+OFTEN = ["gpt2", "llama3.2-1b", "mixtral-8x7b", "deepseek-v2-lite", "gemma3-270m", "pythia-70m"]
+SOME = [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.parametrize("name", SOME)
 def test_the_table_has_every_parameter_of_every_preset(name):
     model = MODELS[name]()
     model = dataclasses.replace(model, vocab_size=model.vocab_size or 256)
@@ -117,7 +116,7 @@ class Mine(FFNBox):
 class Declared(Mine):
     """Declares how it is split."""
 
-    sharding = {"/odd": (None, "tensor")}
+    sharding: ClassVar = {"/odd": (None, "tensor")}
 
 
 def test_a_box_of_ones_own():
@@ -142,7 +141,7 @@ def test_a_mesh_must_have_as_many_devices():
         make_mesh(MeshConfig(data=64))
     with pytest.raises(ConfigError, match=r"fsdp=8 .* for 8 devices, and there are 1; fix: fsdp"):
         make_mesh(MeshConfig(fsdp=8))
-    with pytest.raises(ConfigError, match="mesh.fsdp=0 must be at least 1"):
+    with pytest.raises(ConfigError, match=r"mesh.fsdp=0 must be at least 1"):
         MeshConfig(fsdp=0)
 
 
@@ -160,17 +159,3 @@ def test_rows_must_split_evenly(eight):
         check_rows(6, 1, eight)
     with pytest.raises(ConfigError, match=r"in 2 micro-batches; fix: --train.batch_size=16 or 32"):
         check_rows(24, 2, eight)
-
-
-def test_one_device_traces_nothing_more():
-    from jaxgpt.placing import place, placing
-    from jaxgpt.train.sharding import make_layout
-
-    layout = make_layout(make_mesh(MeshConfig()), {})
-
-    def f(x):
-        with placing(layout):
-            return place(x, "BTD") + 1
-
-    x = jnp.ones((2, 3, 4))
-    assert str(jax.make_jaxpr(f)(x)) == str(jax.make_jaxpr(lambda x: x + 1)(x))

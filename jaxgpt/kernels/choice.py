@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxgpt.errors import ConfigError
 from jaxgpt.kernels.chunked import block_length
 from jaxgpt.masks import Visibility
+from jaxgpt.placing import ROWS, active
 
 NAMES = ("reference", "xla", "cudnn", "chunked")
 SCORES_LIMIT_BYTES = 2**26
@@ -25,10 +26,10 @@ class Call:
     """What the choice of a kernel depends on, all of it static.
 
     Attributes:
-      batch: B, over all devices.
+      batch: B, on one device.
       queries: T.
       keys: S.
-      n_heads: N.
+      n_heads: N, on one device.
       head_dim: H, the width of queries and keys.
       value_dim: P, the width of values; None: H.
       dtype: Of queries, keys and values; "mixed" where they differ.
@@ -67,11 +68,13 @@ class Call:
         """
         dtypes = {jnp.dtype(x.dtype).name for x in (q_BTNH, k_BSKH, v_BSKP)}
         device, capability = _default_device()
+        layout = active()
+        rows, parts = (1, 1) if layout is None else (layout.size(*ROWS), layout.size("tensor"))
         return cls(
-            batch=q_BTNH.shape[0],
+            batch=-(-q_BTNH.shape[0] // rows),
             queries=q_BTNH.shape[1],
             keys=k_BSKH.shape[1],
-            n_heads=q_BTNH.shape[2],
+            n_heads=-(-q_BTNH.shape[2] // parts),
             head_dim=q_BTNH.shape[3],
             value_dim=v_BSKP.shape[3],
             dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
