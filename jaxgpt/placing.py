@@ -22,7 +22,7 @@ from jaxgpt.shapes import Params
 ROWS = ("data", "fsdp", "expert")
 """The axes of the mesh that share the rows of a batch."""
 
-LETTERS = {"B": ROWS, "N": "tensor", "K": "tensor", "F": "tensor", "V": "tensor"}
+LETTERS = {"B": ROWS, "T": "context", **dict.fromkeys("NKFV", "tensor")}
 """Axes of the mesh by the letter of a dimension; the others are whole."""
 
 
@@ -31,7 +31,7 @@ class Layout:
     """A mesh, and how it holds the parameters.
 
     Attributes:
-      mesh: With the axes data, fsdp, tensor and expert, all of them Auto.
+      mesh: With the axes data, fsdp, expert, context and tensor, all of them Auto.
       stored: How each parameter is stored, by path.
       used: How each is held while it is computed with.
     """
@@ -79,6 +79,14 @@ def place(x: Array, letters: str) -> Array:
         return x
     axes = (LETTERS.get(letter) for letter in letters)
     return jax.lax.with_sharding_constraint(x, layout.sharding(*axes))
+
+
+def flat(x: Array) -> Array:
+    """The array with its leading axes in one, but where that would gather tokens."""
+    layout = active()
+    if layout is not None and layout.size("context") > 1:
+        return x
+    return x.reshape(-1, x.shape[-1])
 
 
 def use(params: Params, prefix: str = "") -> Params:

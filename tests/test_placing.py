@@ -46,7 +46,7 @@ def test_letters_become_axes(monkeypatch):
     monkeypatch.setattr(Layout, "many", property(lambda self: True))
     text = traced(lambda x: place(x, "BTV"), layout())
     assert "sharding_constraint" in text
-    assert "P(('data', 'fsdp', 'expert'), None, 'tensor')" in text
+    assert "P(('data', 'fsdp', 'expert'), 'context', 'tensor')" in text
 
 
 def test_parameters_are_gathered_and_their_gradients_are_not(monkeypatch):

@@ -49,6 +49,15 @@ def test_experts_on_a_mesh():
 
 
 @pytest.mark.slow
+def test_tokens_of_a_sequence_on_several_devices():
+    """Logits never stand together: each device has those of its tokens."""
+    reports = meshes.run("gpt2", {"context": 8}, {"fsdp": 2, "tensor": 2, "context": 2})
+    check(reports, 8, 8)
+    together = {f"16,{meshes.LENGTH},1024", f"{16 * meshes.LENGTH},1024"}
+    assert together & set(reports[0]["whole"]) and not together & set(reports[1]["whole"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "alibi", "moe", "slots", "biased", "mla"])
 def test_other_boxes_on_meshes(kind):
     """Fewer key/value heads than devices, biases of heads, dropout, capacities, MLA."""

@@ -18,16 +18,16 @@ B, T, N, H = 4, 8, 8, 4
 rng = np.random.default_rng(0)
 array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
 pos = jnp.asarray([[-1, 0, 1, 2, 3, 4, 5, 6]] * B)
-for sizes in ({"tensor": 8}, {"fsdp": 2, "tensor": 4}):
+for sizes in ({"tensor": 8}, {"context": 2, "tensor": 4}):
     layout = make_layout(make_mesh(MeshConfig(**sizes)), {})
     for kernel, K, options in (
         ("reference", 8, {"sinks_N": array(N), "bias": ALiBi().bias(N), "softcap": 5.0}),
         ("reference", 2, {"bias": lambda q, k: (q[:, :, None] - k[:, None])[:, None] * 0.1}),
         ("chunked", 1, {"bias": ALiBi().bias(N)}),
-        ("xla", 2, {}),
+        ("xla" if "context" not in sizes else "auto", 2, {}),
     ):
         q, k, v = array(B, T, N, H), array(B, T, K, H), array(B, T, K, H)
-        seen = Visibility.full(B, T) if kernel == "xla" else Visibility.of(pos)
+        seen = Visibility.full(B, T) if kernel in ("xla", "auto") else Visibility.of(pos)
         seen = seen.replace(kernel=kernel)
 
         def loss(mesh, *arrays):

@@ -10,6 +10,7 @@ from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float
 
 from jaxgpt.boxes.base import Dims
+from jaxgpt.placing import flat
 from jaxgpt.shapes import Key
 
 
@@ -41,7 +42,7 @@ class Dense(nn.Module):
         kernel_init = padded(init.kernel(self.dims, residual=self.residual), (0, self.padding))
         shape = (fan_in, self.features + self.padding)
         kernel_IO = self.param("kernel", kernel_init, shape, jnp.float32)
-        y = x.reshape(-1, fan_in) @ kernel_IO.astype(x.dtype)
+        y = flat(x) @ kernel_IO.astype(x.dtype)
         if self.use_bias:
             bias_init = padded(init.bias(fan_in), (self.padding,))
             bias_O = self.param("bias", bias_init, shape[1:], jnp.float32)

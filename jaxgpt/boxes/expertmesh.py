@@ -68,7 +68,7 @@ def spread_experts(
             y = jax.lax.psum_scatter(y, EXPERT, tiled=True)
         return y
 
-    rows = PartitionSpec(ROWS)
+    rows = PartitionSpec(ROWS, "context")
     specs = jax.tree_util.tree_map_with_path(lambda path, leaf: _spec(path, leaf.ndim), params)
     return jax.shard_map(
         work,

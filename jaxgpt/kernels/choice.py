@@ -27,7 +27,7 @@ class Call:
 
     Attributes:
       batch: B, on one device.
-      queries: T.
+      queries: T, on one device.
       keys: S.
       n_heads: N, on one device.
       head_dim: H, the width of queries and keys.
@@ -69,16 +69,20 @@ class Call:
         dtypes = {jnp.dtype(x.dtype).name for x in (q_BTNH, k_BSKH, v_BSKP)}
         device, capability = _default_device()
         layout = active()
-        rows, parts = (1, 1) if layout is None else (layout.size(*ROWS), layout.size("tensor"))
+        rows, parts, pieces = (
+            (1, 1, 1)
+            if layout is None
+            else (layout.size(*ROWS), layout.size("tensor"), layout.size("context"))
+        )
         return cls(
             batch=-(-q_BTNH.shape[0] // rows),
-            queries=q_BTNH.shape[1],
+            queries=-(-q_BTNH.shape[1] // pieces),
             keys=k_BSKH.shape[1],
             n_heads=-(-q_BTNH.shape[2] // parts),
             head_dim=q_BTNH.shape[3],
             value_dim=v_BSKP.shape[3],
             dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
-            plain=visibility.plain,
+            plain=visibility.plain and pieces == 1,
             extras=frozenset(name for name, used in use.items() if used),
             kernel=visibility.kernel,
             device=device,

@@ -3,14 +3,15 @@
 
     python train.py --mesh.fsdp=4 --mesh.tensor=2
 
-Rows of a batch are split over `data`, `fsdp` and `expert`. A parameter is stored in pieces and used
+Rows of a batch are split over `data`, `fsdp` and `expert`, their tokens over `context` (keys and
+values are gathered: Llama Team 2024, section 3.3.2, https://arxiv.org/abs/2407.21783). A parameter is stored in pieces and used
 in larger ones: what is split over `fsdp` (Zhao et al. 2023, https://arxiv.org/abs/2304.11277;
 Rajbhandari et al. 2019, ZeRO-3, https://arxiv.org/abs/1910.02054) is gathered before it is used,
 and what is split over `tensor` (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053) or `expert`
 (Lepikhin et al. 2020, https://arxiv.org/abs/2006.16668) is not. Moments are stored as the parameter
 that they belong to.
 
-Left out: pipeline parallelism, and splitting a sequence over devices.
+Left out: pipeline parallelism.
 """
 
 import fnmatch
@@ -28,9 +29,9 @@ from jaxgpt.placing import ROWS, Layout, placing
 from jaxgpt.train.config import MeshConfig
 from jaxgpt.train.digest import by_path
 
-AXES = ("data", "fsdp", "tensor", "expert")
+AXES = ("data", "fsdp", "expert", "context", "tensor")  # neighbours in `tensor` are close
 
-GATHERED = ("fsdp", "expert")  # stored over both, whole when it is used
+GATHERED = ("fsdp", "expert", "context")  # stored over all of them, whole when it is used
 SPREAD = (*GATHERED, "tensor")  # the same, where tensor parallelism has no use for pieces
 
 TABLE: tuple[tuple[str, tuple[Any, ...]], ...] = (
@@ -42,9 +43,9 @@ TABLE: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("block/attention/out/kernel", ("tensor", GATHERED)),
     ("block/attention/*/kernel", (GATHERED, "tensor")),  # q, k, v; of MLA q, q_up and kv_up
     ("block/ffn/router/kernel", (SPREAD, None)),
-    ("block/ffn/experts/down/kernel", ("expert", "tensor", ("fsdp",))),
+    ("block/ffn/experts/down/kernel", ("expert", "tensor", ("fsdp", "context"))),
     ("block/ffn/experts/down/bias", ("expert", None)),
-    ("block/ffn/experts/*/kernel", ("expert", ("fsdp",), "tensor")),
+    ("block/ffn/experts/*/kernel", ("expert", ("fsdp", "context"), "tensor")),
     ("block/ffn/experts/*/bias", ("expert", "tensor")),
     ("block/ffn/*down/kernel", ("tensor", GATHERED)),  # shared/down too
     ("block/ffn/*/kernel", (GATHERED, "tensor")),
@@ -65,16 +66,16 @@ def make_mesh(cfg: MeshConfig) -> Mesh:
     Raises:
       ConfigError: The product of the axes is not the number of devices.
     """
-    devices, inner = jax.device_count(), cfg.fsdp * cfg.tensor * cfg.expert
+    devices, inner = jax.device_count(), cfg.fsdp * cfg.expert * cfg.context * cfg.tensor
     data = cfg.data if cfg.data is not None else max(devices // inner, 1)
     if data * inner != devices:
         axes = " x ".join(f"{name}={getattr(cfg, name) or data}" for name in AXES)
         fits = devices // inner if devices % inner == 0 else 0
         raise ConfigError(
             f"the mesh {axes} is for {data * inner} devices, and there are {devices}",
-            fix=f"--mesh.data={fits}" if fits else f"fsdp * tensor * expert a divisor of {devices}",
+            fix=f"--mesh.data={fits}" if fits else f"the product of the others a divisor of {devices}",
         )
-    sizes = data, cfg.fsdp, cfg.tensor, cfg.expert
+    sizes = data, cfg.fsdp, cfg.expert, cfg.context, cfg.tensor
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -152,8 +153,8 @@ def placed(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of a batch over the axes that share them."""
-    return NamedSharding(mesh, PartitionSpec(ROWS))
+    """Rows of a batch and their tokens over the axes that share them."""
+    return NamedSharding(mesh, PartitionSpec(ROWS, "context"))
 
 
 def put_batch(batch: Any, sharding: NamedSharding) -> Any:
