@@ -46,7 +46,7 @@ PRETRAINED = "pretrained"
 
 FREE = frozenset(
     {"train.steps", "train.keep", "train.save_every", "train.eval_every", "train.log_every"}
-    | {"data.hub_timeout"}
+    | {"data.hub_timeout", "train.max_bad_steps"}
     | {f"show.{field.name}" for field in dataclasses.fields(ShowConfig)}
     | {f"mesh.{field.name}" for field in dataclasses.fields(MeshConfig)}
 )
@@ -76,6 +76,11 @@ class RunConfig:
                 f"data.tokenizer={PRETRAINED} is that of a model to begin with, and there is none",
                 fix="--init-from=FOLDER_OR_ID, or another --data.tokenizer",
             )
+        if self.model.mup_base is not None:
+            self.optim.method.hidden_rate(self.model.dims().width_ratio)
+            if self.init_from is not None:
+                what = "model.mup_base would change the logits of the model to begin with"
+                raise ConfigError(what, fix="--model.mup_base=null")
         warmup, steps = self.optim.warmup_steps, self.train.steps
         if warmup > steps:
             raise ConfigError(
@@ -87,7 +92,7 @@ class RunConfig:
 def to_yaml(run: RunConfig) -> str:
     """The configuration as YAML, every field, from which `from_yaml` makes an equal one.
 
-    Only a text such as "null" or "~", where None is allowed as well, comes back as None.
+    Only a text such as "null", "~" or "---", where None is allowed as well, comes back as None.
     """
     data = to_data(run, short_name)
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

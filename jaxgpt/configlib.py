@@ -176,8 +176,9 @@ def join(key: str, name: Any) -> str:
 def our_boxes() -> dict[str, type[Box]]:
     """The boxes of jaxgpt by class name."""
     found: dict[str, type[Box]] = {}
-    for module in pkgutil.iter_modules(jaxgpt.boxes.__path__, "jaxgpt.boxes."):
-        for name, cls in vars(importlib.import_module(module.name)).items():
+    modules = pkgutil.iter_modules(jaxgpt.boxes.__path__, "jaxgpt.boxes.")
+    for module in (*(each.name for each in modules), "jaxgpt.train.optimizers"):
+        for name, cls in vars(importlib.import_module(module)).items():
             if isinstance(cls, type) and issubclass(cls, Box) and dataclasses.is_dataclass(cls):
                 found[name] = cls
     return found

@@ -24,11 +24,24 @@ def token_nats(
     Numerics: the target's logit is picked by comparing an iota with the label. A gather would put a
       scatter into a (B, T, V) array into the backward pass; the comparison fuses.
     """
+    return token_terms(logits_BTV, targets_BT)[0]
+
+
+def token_terms(
+    logits_BTV: Float[Array, "B T V"], targets_BT: Int[Array, "B T"]
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """`token_nats`, and the logarithm of the softmax's denominator that they were made with.
+
+    The square of the second is the z-loss: it keeps the logits near to log-probabilities.
+
+    Source: Chowdhery et al. 2022 (PaLM), section 5, https://arxiv.org/abs/2204.02311
+    """
     logits_BTV = wide(logits_BTV)
     ids_V = jnp.arange(logits_BTV.shape[-1])
     hit_BTV = ids_V[None, None] == targets_BT[..., None]
     target_BT = jnp.where(hit_BTV, logits_BTV, 0.0).sum(-1)
-    return jax.nn.logsumexp(logits_BTV, axis=-1) - target_BT
+    log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+    return log_z_BT - target_BT, log_z_BT
 
 
 def next_token_loss(

@@ -131,11 +131,11 @@ def train(*more: str, words=MICRO) -> int:
     return cli.train_main([*words, *more])
 
 
-def make_run(folder: Path) -> Path:
+def make_run(folder: Path, *more: str) -> Path:
     """A text, and an uninterrupted run on it."""
     (folder / "text.txt").write_text(TEXT)
     with contextlib.chdir(folder):
-        assert train() == 0
+        assert train(*more) == 0
     return folder
 
 
@@ -145,6 +145,11 @@ def checkpoints(folder: Path) -> Path:
 
 def steps(folder: Path) -> list[int]:
     return list(step_folders(checkpoints(folder)))
+
+
+def unfinished(folder: Path) -> list[str]:
+    """What saves and deletions that did not end have left."""
+    return [p.name for p in checkpoints(folder).iterdir() if "tmp" in p.name or "trash" in p.name]
 
 
 def digest(folder: Path, step: int = LAST) -> dict[str, str]:

@@ -3,7 +3,8 @@
 
 Called with JSON: {"kind": a name of KINDS, "meshes": [{"fsdp": 8}, ...], "train": {...}}. Prints
 for each mesh, after the single device: losses, parameters, the share of the state's bytes that one
-device holds, and the shapes of arrays in the compiled step that hold the whole vocabulary.
+device holds, the shapes of arrays in the compiled step that hold the whole vocabulary, and whether
+one device ever holds the whole embedding while the state is created.
 """
 
 import dataclasses
@@ -93,6 +94,7 @@ def report(cfg, mesh_sizes, train):
         init = jax.jit(init, out_shardings=pieces)
         step = sharding.placed(step, layout)
         step = jax.jit(step, in_shardings=(pieces, rows), out_shardings=(pieces, None))
+    init = init.lower().compile()
     state = init()
     compiled = step.lower(state, put(batches.batch(0))).compile()
     losses = []
@@ -107,6 +109,7 @@ def report(cfg, mesh_sizes, train):
         "losses": losses,
         "params": [float(abs(x).sum()) for x in jax.tree.leaves(state.params)],
         "share": sum(here) / sum(x.nbytes for x in leaves),
+        "created_whole": "[1024,128]" in init.as_text(),
         "whole": sorted(s for s in shapes if "1024" in s.split(",") and s.count(",") > 0),
     }
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgpt.data.batches import Batches, eval_batches, permute
+from jaxgpt.data.batches import Batches, eval_batches
+from jaxgpt.data.order import Sizes
+from jaxgpt.data.packing import Boundary
 from jaxgpt.errors import ConfigError
 
 
@@ -27,39 +29,6 @@ def make(n_windows: int, context_length: int, batch_size: int, seed: int = 0, ex
     batches = Batches(np.arange(n), context_length, batch_size, seed)
     assert batches.n_windows == n_windows
     return batches
-
-
-@pytest.mark.parametrize("n_windows", [1, 2, 3, 7, 1000])
-def test_permutation_is_a_bijection(n_windows):
-    place = np.arange(n_windows, dtype=np.uint64)
-    for key in range(20):
-        image = permute(place, n_windows, np.full(n_windows, key, np.uint64))
-        assert sorted(image.tolist()) == list(range(n_windows))
-
-
-def test_permutations_of_a_small_set_all_occur():
-    place = np.arange(3, dtype=np.uint64)
-    seen = Counter(
-        tuple(permute(place, 3, np.full(3, key, np.uint64)).tolist()) for key in range(600)
-    )
-    assert len(seen) == 6 and min(seen.values()) > 40
-
-
-def test_permutation_of_a_huge_set_stays_inside_and_apart():
-    n = 2**33 - 5
-    place = np.concatenate([np.arange(5000), n - 1 - np.arange(5000)]).astype(np.uint64)
-    image = permute(place, n, np.zeros(10_000, np.uint64))
-    assert len(set(image.tolist())) == 10_000 and image.max() < n
-    assert 0.45 < np.mean(image < n / 2) < 0.55
-    assert abs(np.corrcoef(place[:5000].astype(float), image[:5000].astype(float))[0, 1]) < 0.05
-
-
-def test_each_place_has_its_own_key():
-    place = np.array([3, 3, 5, 5], np.uint64)
-    key = np.array([0, 1, 0, 1], np.uint64)
-    mixed = permute(place, 1000, key)
-    for i in range(4):
-        assert mixed[i] == permute(place[i : i + 1], 1000, key[i : i + 1])[0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -217,3 +186,53 @@ def test_weights_go_with_their_targets():
 def test_weights_are_one_for_each_id():
     with pytest.raises(ConfigError, match="49 weights for 50 ids"):
         Batches(np.arange(50), 4, 5, seed=1, weights=np.ones(49))
+
+
+SIZES = Sizes(4, {2: 8, 5: 2})
+
+
+def test_a_schedule_of_sizes_loses_no_sample_and_doubles_none():
+    plain, scheduled = make(50, 3, 1), Batches(make(50, 3, 1).tokens, 3, SIZES, seed=0)
+    rows = [scheduled.batch(step).tokens_BT for step in range(8)]
+    assert [len(r) for r in rows] == [4, 4, 8, 8, 8, 2, 2, 2]
+    every = np.concatenate([plain.batch(g).tokens_BT for g in range(38)])
+    np.testing.assert_array_equal(np.concatenate(rows), every)
+    np.testing.assert_array_equal(scheduled.batch(3, slice(2, 5)).tokens_BT, rows[3][2:5])
+
+
+@pytest.mark.parametrize("n_processes", [1, 2, 4])
+def test_processes_cover_an_epoch_of_packed_documents_once(n_processes):
+    """Case D10, with documents kept apart: the union over processes is the global batch."""
+    ids = np.random.default_rng(0).integers(0, 5, 33)
+    batches = Batches(ids, 4, 4, seed=0, boundary=Boundary(0, None))
+    assert batches.n_windows == 7
+    rows = 4 // n_processes
+    for step in range(7):
+        parts = [batches.batch(step, slice(p * rows, (p + 1) * rows)) for p in range(n_processes)]
+        union = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        jax.tree.map(np.testing.assert_array_equal, union, batches.batch(step))
+    seen = [w for step in range(7) for w in batches.windows(step).tolist()]
+    for epoch in range(4):
+        begin = [first for _, e, first in seen if e == epoch]
+        assert np.diff(sorted(begin)).tolist() == [4] * 6
+
+
+def test_documents_kept_apart_change_neither_tokens_nor_targets():
+    ids = np.random.default_rng(1).integers(0, 6, 200)
+    weights = (ids != 3).astype(np.uint8)
+    plain = Batches(ids, 10, 5, 0, weights).batch(2)
+    packed = Batches(ids, 10, 5, 0, weights, Boundary(0, None)).batch(2)
+    assert len(jax.tree.leaves(plain)) == 3 and len(jax.tree.leaves(packed)) == 5
+    np.testing.assert_array_equal(packed.tokens_BT, plain.tokens_BT)
+    np.testing.assert_array_equal(packed.targets_BT, plain.targets_BT)
+    np.testing.assert_array_equal(packed.weights_BT, plain.weights_BT * (plain.tokens_BT != 0))
+    assert packed.segment_BT.dtype == packed.pos_BT.dtype == np.int32
+    assert packed.weights_BT.dtype == np.float32 and packed.segment_BT.max() > 1
+
+
+def test_evaluation_of_packed_documents_scores_all_but_their_first_ids():
+    ids = np.array([5, 0, 7, 8, 0, 0, 9, 6, 5, 4, 0, 3])
+    scored = Counter()
+    for batch in eval_batches(ids, 4, 2, boundary=Boundary(0, None)):
+        scored.update(batch.targets_BT[batch.weights_BT > 0].tolist())
+    assert scored == Counter([0, 8, 0, 6, 5, 4, 0])  # not 5, 7, the second 0 in a row, 9 and 3

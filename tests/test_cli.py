@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     calls = []
 
-    def fit(folder, model, data, optim, train, *, lora, weights, hooks, listeners, endings):
+    def fit(folder, model, data, optim, train, *, lora, mesh, weights, hooks, listeners, endings):
         assert lora.rank is None and weights is None
         assert (folder.path / ".lock").read_text().startswith(f"pid {os.getpid()} ")
         assert len(hooks) == 1 and len(endings) == 2 and not listeners
@@ -38,12 +38,12 @@ def saved(name: str) -> None:
 
 def test_preset_options_and_run_name(folder):
     assert cli.train_main([]) == 0
-    assert cli.train_main(["--preset", "gpt2", "--model.n_layers=6"]) == 0
+    assert cli.train_main(["--preset", "gpt2-124m", "--model.n_layers=6"]) == 0
     assert cli.train_main(["--preset=tiny", "--run=mine", "--optim.lr", "1e-3"]) == 0
-    assert [call[0] for call in folder] == ["tiny", "gpt2", "mine"]
+    assert [call[0] for call in folder] == ["tiny", "gpt2-124m", "mine"]
     assert folder[0][1:] == tuple(vars(RUNS["tiny"]()).values())[:4]
     assert folder[1][1].n_layers == 6 and folder[2][3].lr == 1e-3
-    assert from_yaml(Path("runs/gpt2/config.yaml").read_text()).model == folder[1][1]
+    assert from_yaml(Path("runs/gpt2-124m/config.yaml").read_text()).model == folder[1][1]
 
 
 def test_print_config_is_a_config_file(folder, capsys):
@@ -122,7 +122,7 @@ def test_a_run_in_use(folder, capsys):
     [
         (["--presett=tiny"], "did you mean --preset?"),
         (["--preset=tinny"], "did you mean --preset=tiny?"),
-        (["--preset=zzz"], "one of tiny, shakespeare, wikitext2-char, gpt2"),
+        (["--preset=zzz"], "one of tiny, shakespeare, wikitext2-char, gpt2-124m"),
         (["--model.n_layer=3"], "did you mean --model.n_layers?"),
         (["--preset"], "--preset: expected one argument"),
         (["--device=tpux"], "'cpu', 'gpu', 'tpu'"),

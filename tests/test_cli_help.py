@@ -9,17 +9,18 @@ from jaxgpt import cli
 from jaxgpt.cli.help import field_docs
 from jaxgpt.presets import RUNS
 from jaxgpt.train.config import OptimConfig, TrainConfig
+from jaxgpt.train.optimizers import AdamW
 
 
 def test_help_fits_a_screen_and_shows_the_preset_s_values(capsys):
-    assert cli.train_main(["--help", "--preset=gpt2"]) == 0
+    assert cli.train_main(["--help", "--preset=gpt2-124m"]) == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert len(lines) <= 45 and max(map(len, lines)) <= 100
     for part in [*RUNS, "--run", "--config", "--help-all", "--data.path", "--model.attention=GQA"]:
         assert part in text
     assert re.search(r"--optim\.lr=0\.0006 +peak rate", text)
-    assert "--model.n_layers=12" in text and "The values of gpt2" in text
+    assert "--model.n_layers=12" in text and "The values of gpt2-124m" in text
 
 
 def test_help_all_has_every_name_with_its_comment(capsys):
@@ -37,8 +38,10 @@ def test_help_all_has_every_name_with_its_comment(capsys):
 
 def test_field_docs_are_the_trailing_comments():
     docs = field_docs(OptimConfig)
-    assert docs["lr"] == "peak rate" and docs["beta1"] == "memory of the gradient's mean"
-    assert docs["schedule"] == "wsd: warmup, stable, decay"
+    assert docs["lr"] == "peak rate" and docs["clip"].startswith("largest global")
+    assert field_docs(AdamW)["beta1"] == "memory of the gradient's mean"
+    assert docs["schedule"].startswith("wsd: warmup, stable, decay")
+    assert docs["multipliers"] == "{path: factor on lr}"
     assert set(field_docs(TrainConfig)) == set(TrainConfig.__dataclass_fields__)
     local = type("Local", (), {"__annotations__": {"x": int}, "x": 1})
     assert field_docs(dataclasses.dataclass(local)) == {"x": ""}

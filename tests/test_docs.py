@@ -36,6 +36,8 @@ from jaxgpt.sample.filters import Sampling
 from jaxgpt.testing import tiny
 from jaxgpt.train.config import LoraConfig, OptimConfig, TrainConfig
 from jaxgpt.train.digest import by_path
+from jaxgpt.train.health import Speed
+from jaxgpt.train.optimizers import OptimBox
 from jaxgpt.train.runfolder import RunFolder
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -54,8 +56,9 @@ def page(name):
 
 @pytest.mark.parametrize("name", our_boxes())
 def test_every_box_and_knob_has_its_row(name):
-    rows = [line for line in page("boxes").splitlines() if line.startswith(f"| `{name}` |")]
-    assert len(rows) == 1, f"docs/boxes.md needs one row for {name}"
+    where = "training" if issubclass(our_boxes()[name], OptimBox) else "boxes"
+    rows = [line for line in page(where).splitlines() if line.startswith(f"| `{name}` |")]
+    assert len(rows) == 1, f"docs/{where}.md needs one row for {name}"
     knobs = rows[0].split("|")[2]
     for field in dataclasses.fields(our_boxes()[name]):
         value = field.default
@@ -163,8 +166,9 @@ def test_knobs_files_and_metrics_of_training_are_named(tmp_path):
     folder = RunFolder(tmp_path)
     for path in (folder.config_path, folder.tokenizer_path, folder.facts_path, folder.metrics_path):
         assert f"`{path.name}`" in text
-    training = ("loss_nats", "grad_norm", "n_tokens", "lr", "tokens_per_s")
-    for name in (*training, *Score(1.0, 1, 1, 1).metrics()):
+    training = ("loss_nats", "grad_norm", "n_tokens", "lr", "tokens_per_s", "param_norm")
+    training += ("update_ratio", "skipped_steps", "max_attention_logit", "val_ema_nats_per_token")
+    for name in (*training, *Score(1.0, 1, 1, 1).metrics(), *Speed(1.0, 1.0, 1.0).metrics(1.0)):
         assert f"`{name}`" in text
     for code in (0, 2, 3, 4, 5):
         assert f"\n| {code} | " in text

@@ -31,7 +31,8 @@ def loss(mesh, params, x):
 
 grad = jax.value_and_grad(loss, argnums=1, has_aux=True)
 one = grad(None, params, x)
-for sizes in ({"expert": 8}, {"fsdp": 2, "tensor": 2, "expert": 2}, {"data": 2, "tensor": 2, "context": 2}):
+meshes = {"expert": 8}, dict.fromkeys(("fsdp", "tensor", "expert"), 2)
+for sizes in (*meshes, dict.fromkeys(("data", "tensor", "context"), 2)):
     layout = make_layout(make_mesh(MeshConfig(**sizes)), {})
     many = jax.jit(lambda params, x: grad(layout, params, x))(params, x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), one, many)

@@ -6,12 +6,14 @@ import pytest
 
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.block import Sandwich
+from jaxgpt.boxes.embed import Embed
 from jaxgpt.boxes.ffn import MLP, GatedMLP
 from jaxgpt.boxes.head import Untied
+from jaxgpt.boxes.mla import MLA
 from jaxgpt.boxes.moe import MoE
 from jaxgpt.errors import ConfigError
-from jaxgpt.flops import count_active_params, count_params, unpadded
-from jaxgpt.model import LayerEdit, ModelConfig, param_shapes
+from jaxgpt.flops import count_active_params, count_params, train_flops_per_token, unpadded
+from jaxgpt.model import LayerEdit, ModelConfig, forward, param_shapes
 
 SMALL = ModelConfig(vocab_size=65, d_model=8, n_layers=3, context_length=5, attention=GQA(2))
 
@@ -68,3 +70,55 @@ def test_active_parameters_are_those_of_the_chosen_experts(expert):
     one = count_params(dataclasses.replace(SMALL, n_layers=1, ffn=expert))["ffn"]
     assert total(cfg) - count_active_params(cfg) == 2 * 3 * one  # layers, experts not chosen
     assert count_active_params(SMALL) == total(SMALL)
+
+
+def test_flops_of_gpt2_in_both_conventions():
+    """PaLM's appendix B: 6 N + 12 L H Q T, N without what is looked up, added or scaled by."""
+    cfg = ModelConfig()
+    n = 12 * 12 * 768**2 + 50_257 * 768
+    assert train_flops_per_token(cfg, causal=False) == 6 * n + 12 * 12 * 768 * 1024
+    assert train_flops_per_token(cfg, causal=True) == 6 * n + 12 * 12 * 768 * 1025 / 2
+
+
+def attention_flops(**boxes):
+    """Beside the kernels: full, causal."""
+    cfg = dataclasses.replace(SMALL, **boxes)
+    both = [train_flops_per_token(cfg, causal=causal) for causal in (False, True)]
+    one = dataclasses.replace(cfg, context_length=1)
+    per_key = train_flops_per_token(one, causal=False)  # one key: 6 N (H + P) beside the kernels
+    return [flops - per_key for flops in both]
+
+
+def test_flops_follow_windows_widths_and_experts():
+    """SMALL has T 5, L 3, D 8: two heads of 4."""
+    assert attention_flops() == [3 * 6 * 2 * 8 * (keys - 1) for keys in (5, 3)]
+    # A window of 2 over 5 tokens: 1 + 2 + 2 + 2 + 2 keys.
+    window = attention_flops(attention=GQA(2, window=2))
+    assert window == pytest.approx([3 * 6 * 2 * 8 * (keys - 1) for keys in (2, 9 / 5)])
+    latent = attention_flops(attention=MLA(3, kv_rank=6, nope_dim=5, rope_dim=4, v_dim=2))
+    assert latent == [3 * 6 * 3 * 11 * (keys - 1) for keys in (5, 3)]
+
+    def kernels(**boxes):
+        cfg = dataclasses.replace(SMALL, **boxes)
+        keys = 3 * 6 * 2 * 8 * 5
+        return (train_flops_per_token(cfg, causal=False) - keys) / 6
+
+    rest = 3 * 4 * 64 + 65 * 8
+    assert kernels(ffn=MLP(6)) == kernels(ffn=MLP(6), head=Untied()) == 3 * 2 * 8 * 6 + rest
+    moe = MoE(n_experts=4, top_k=2, expert=GatedMLP(12), shared=MLP(6))
+    assert kernels(ffn=moe) == 3 * (2 * 3 * 8 * 12 + 4 * 8 + 2 * 8 * 6) + rest
+    narrow = kernels(ffn=MLP(6), embed=Embed(width=4))
+    assert narrow == 3 * 2 * 8 * 6 + 3 * 4 * 64 + 65 * 4 + 2 * 8 * 4
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flops_are_those_that_xla_counts(causal):
+    """The kernels and the full products of a forward pass are a third, up to what is no product."""
+    cfg = ModelConfig(
+        vocab_size=256, d_model=128, n_layers=2, context_length=64, attention=GQA(4), ffn=MLP(512)
+    )
+    ids = jax.ShapeDtypeStruct((1, 64), "int32")
+    run = jax.jit(lambda params, ids: forward(cfg, params, ids).logits_BTV)
+    counted = run.lower(param_shapes(cfg), ids).compile().cost_analysis()["flops"]
+    ratio = counted / (train_flops_per_token(cfg, causal=causal) / 3 * 64)
+    assert 1.0 <= ratio < (1.2 if causal else 1.05)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.losses import Score, aux_loss, next_token_loss, perplexity, token_nats
+from jaxgpt.losses import Score, aux_loss, next_token_loss, perplexity, token_nats, token_terms
 
 
 def test_token_nats_are_the_negative_log_softmax():
@@ -14,6 +14,17 @@ def test_token_nats_are_the_negative_log_softmax():
     targets = jax.random.randint(jax.random.key(1), (2, 5), 0, 11)
     expected = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), targets[..., None], -1)
     np.testing.assert_allclose(token_nats(logits, targets), expected[..., 0], atol=1e-5)
+
+
+def test_token_terms_are_nats_and_the_log_sum_exp():
+    """Softmax of log(1), log(3) times 2: the sum is 8, and padding is not in it."""
+    logits = jnp.log(jnp.array([[[2.0, 6.0, 0.0]]]))
+    nats, log_z = token_terms(logits, jnp.array([[1]]))
+    assert nats[0, 0] == pytest.approx(math.log(8 / 6), abs=1e-6)
+    assert log_z[0, 0] == pytest.approx(math.log(8), abs=1e-6)
+    grad = jax.grad(lambda x: (token_terms(x, jnp.array([[1]]))[1] ** 2).sum())(logits)
+    expected = 2 * math.log(8) * np.array([0.25, 0.75, 0.0])  # 2 log(Z) p
+    np.testing.assert_allclose(grad[0, 0], expected, atol=1e-5)
 
 
 def test_bfloat16_logits_are_summed_in_float32():

@@ -5,20 +5,25 @@ import jax
 import numpy as np
 import pytest
 
+from jaxgpt import cli
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.block import PostNorm
 from jaxgpt.boxes.ffn import GatedMLP
 from jaxgpt.cli.help import summary
 from jaxgpt.config import RunConfig, from_yaml, to_yaml
+from jaxgpt.data.bpe import BPETokenizer, train_bpe
 from jaxgpt.data.config import DataConfig
 from jaxgpt.data.corpus import read_corpus
-from jaxgpt.data.tokenizer import train_tokenizer
+from jaxgpt.data.tokenizer import load_tokenizer, train_tokenizer
 from jaxgpt.data.tokens import prepare_tokens
 from jaxgpt.flops import count_active_params, count_params
 from jaxgpt.model import param_shapes
 from jaxgpt.presets import MODELS, RUNS
 from jaxgpt.testing import jit_init
+from jaxgpt.train.files import read_metrics
 from jaxgpt.train.optim import learning_rate
+from jaxgpt.train.optimizers import AdamW
+from jaxgpt.train.runfolder import RunFolder
 
 GPT3 = {  # n_layers, d_model, n_heads: table 2.1, mended in two places (see the presets)
     "gpt3-125m": (12, 768, 12),
@@ -172,6 +177,7 @@ def test_transformer_2017_is_that_of_the_paper():
     leaves = jax.tree_util.tree_leaves_with_path(param_shapes(cfg))
     assert not any("final_norm" in jax.tree_util.keystr(path) for path, _ in leaves)
     rate = RUNS["transformer-2017"]().optim
+    assert rate.schedule == "inverse-sqrt" and rate.method == AdamW(beta2=0.98, eps=1e-9)
     assert rate.lr == pytest.approx(512**-0.5 * 4000**-0.5, rel=0.01) and rate.warmup_steps == 4000
 
 
@@ -198,7 +204,7 @@ def test_wikitext2_char_is_the_note_s_experiment(tmp_path):
     assert [float(rate(n)) for n in (1, 400)] == pytest.approx([2e-4] * 2)
     # What torch.optim.AdamW(parameters, lr=2e-4, weight_decay=1e-2) has besides.
     assert (optim.decay, optim.weight_decay, optim.clip) == ("all", 0.01, None)
-    assert (optim.beta1, optim.beta2, optim.eps) == (0.9, 0.999, 1e-8)
+    assert optim.method == AdamW(beta1=0.9, beta2=0.999, eps=1e-8)
     # int(0.9 * 300000) characters train, the rest validates.
     text = tmp_path / "text.txt"
     text.write_text("abcdefghij\n" * 30_000)
@@ -240,3 +246,55 @@ def test_shakespeare_keeps_its_budget():
     assert isinstance(model.attention, GQA) and not model.attention.use_bias
     shapes = param_shapes(dataclasses.replace(model, vocab_size=65))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) <= 900_000
+
+
+def test_gpt2_124m_is_nanogpt_s_recipe():
+    run = RUNS["gpt2-124m"]()
+    assert run.model == dataclasses.replace(MODELS["gpt2"](), vocab_size=None)
+    assert run.train.batch_size * run.model.context_length == 491_520
+    assert run.train.batch_size // run.train.accumulate == 12 and run.train.dtype == "bfloat16"
+    rate, horizon = learning_rate(run.optim, run.train.steps), 600_000
+    assert run.train.steps == horizon
+    want = {1: 6e-4 / 2000, 2000: 6e-4, 301_000: 3.3e-4, horizon: 6e-5, 2 * horizon: 6e-5}
+    assert {n: float(rate(n)) for n in want} == pytest.approx(want, rel=1e-3)
+    assert (run.optim.weight_decay, run.optim.decay, run.optim.clip) == (0.1, "matrices", 1.0)
+    assert (run.optim.method.beta1, run.optim.method.beta2) == (0.9, 0.95)
+
+
+def test_gpt2_124m_at_a_small_scale(tmp_path, monkeypatch):
+    """From nanoGPT's two files through the command to a model that has learned something."""
+    monkeypatch.chdir(tmp_path)
+    text = "the cat sat on the mat and the dog sat on the log. " * 60
+    tokenizer = BPETokenizer(train_bpe((text,), 280))
+    tokenizer.save(tmp_path / "bpe.json")
+    (tmp_path / "openwebtext").mkdir()
+    ids = np.array([*tokenizer.encode(text), tokenizer.eot_id], "<u2")
+    for name, part in (("train.bin", ids[:-100]), ("val.bin", ids[-100:])):
+        part.tofile(tmp_path / "openwebtext" / name)
+    words = [
+        "--preset=gpt2-124m",
+        "--data.tokenizer=bpe.json",
+        "--model.n_layers=1",
+        "--model.d_model=24",
+        "--model.attention.n_heads=2",
+        "--model.context_length=16",
+        "--train.steps=20",
+        "--train.batch_size=4",
+        "--train.accumulate=2",
+        "--train.eval_every=10",
+        "--train.save_every=20",
+        "--train.log_every=1",
+        "--optim.warmup_steps=2",
+        "--optim.lr=0.03",
+        "--show.sample_tokens=0",
+        "--show.pictures=false",
+    ]
+    assert cli.train_main(words) == 0
+    folder = RunFolder(tmp_path / "runs" / "gpt2-124m")
+    records = read_metrics(folder.metrics_path)
+    losses = [record["loss_nats"] for record in records if "loss_nats" in record]
+    assert len(losses) == 20 and losses[0] == pytest.approx(np.log(280), abs=0.5)
+    last = records[-1]
+    assert last["tokens"] == 20 * 4 * 16 and last["val_nats_per_token"] < losses[0] - 1
+    assert last["val_bits_per_byte"] < 8 and not folder.tokens_path.exists()
+    assert load_tokenizer(folder.tokenizer_path).fingerprint == tokenizer.fingerprint

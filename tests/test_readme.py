@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from chatfolders import chat_folder
 
-from jaxgpt.cli import export, origin, sample
+from jaxgpt.cli import export, origin, prepare, sample
 from jaxgpt.cli.train import train_main
+from jaxgpt.config import RunConfig, resolve
 from jaxgpt.interop import pretrained
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,6 +78,10 @@ def test_options_of_network_blocks_exist(document, hub):
         if (program, script) == ("jaxgpt", "export"):
             assert export._parser().parse_args(words).out, command
             continue
+        if (program, script) == ("jaxgpt", "prepare"):
+            options, words = prepare._parser().parse_known_args(words)
+            assert options.out and resolve(RunConfig(), (), words), command
+            continue
         assert program == "python"
         if script == "sample.py":
             assert sample._parser().parse_args(words), command
@@ -98,13 +103,18 @@ def test_shell_blocks_run(document, tmp_path):
     }
     ran = 0
     for command in "".join(blocks(document, "sh")).splitlines():
-        program, *words = shlex.split(command)
+        words = shlex.split(command)
+        settings = {}
+        while re.match(r"[A-Z_]+=", words[0]):
+            name, _, value = words.pop(0).partition("=")
+            settings[name] = value
+        program, *words = words
         if program == "pip" or words[:2] == ["-m", "pytest"]:
             continue
         done = subprocess.run(
             [*programs[program], *words],
             cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(tmp_path)},
+            env=os.environ | {"PYTHONPATH": str(tmp_path)} | settings,
             capture_output=True,
             text=True,
             timeout=1800,

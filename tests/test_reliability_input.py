@@ -11,11 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+from checkpointing import run_python
 from commandline import ROOT, error_line
 from commands import ENV, LIMIT_S, TEXT, checkpoints, digest, steps, train, tree
 
@@ -149,6 +151,8 @@ def test_a_damaged_token_file_is_made_again(copy, finished, damage):
 
 WRONG = {  # words -> a part of the line
     "--train.batch_size=6": "batch_size=6 does not split over 8 devices",
+    "--mesh.data=64": "is for 64 devices, and there are 8; fix: --mesh.data=8",
+    "--mesh.fsdp=3": "is for 6 devices, and there are 8",
     "--model.d_model=18 --model.attention.n_heads=4": "d_model=18 is not divisible by n_heads=4",
     "--model.attention.n_heads=3": "fix: n_heads of [1, 2, 4, 8, 16]",
     "--model.attention.n_heads=4 --model.attention.n_kv_heads=3": "fix: n_kv_heads of [1, 2, 4]",
@@ -179,7 +183,7 @@ for words, message in WRONG.items():
 
 @pytest.mark.parametrize("flags", [(), ("-O",)])
 def test_wrong_sizes_on_eight_devices(fresh, flags):
-    """Rows E1, E2, E3, E5, E6, and E7: the same without asserts."""
+    """Rows E1 to E6, and E7: the same without asserts."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     done = subprocess.run(
@@ -191,6 +195,60 @@ def test_wrong_sizes_on_eight_devices(fresh, flags):
         timeout=LIMIT_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("flags", ["--xla_no_such_flag=1", "--xla_cpu_max_isa", "nonsense"])
+def test_flags_that_xla_does_not_know(fresh, capfd, monkeypatch, flags):
+    """Row E8: XLA itself would end the process, with pages of its own."""
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert train() == 2
+    line = error_line(capfd)
+    assert f"XLA refuses XLA_FLAGS={flags}: " in line and len(line) < 500
+    assert not checkpoints(fresh).exists()
+
+
+def test_a_text_too_short_to_hold_out_a_part(fresh, capsys):
+    """Row C13: there is nothing to evaluate, and the run is finished all the same."""
+    for _ in range(2):
+        assert train("--data.val_fraction=0.001") == 0
+    out, err = capsys.readouterr()
+    assert err == "" and " 1 validation tokens" in out and "nats/token" not in out
+    assert "nothing is done" in out and steps(fresh) == [5, 10, 15, 20]
+
+
+@pytest.mark.parametrize("worker", ["exit 9", "read line", "head -c 9 >&0; kill -9 $$"])
+def test_a_worker_that_dies(fresh, capfd, monkeypatch, worker):
+    """Row C12: the process that asks the hub ends before, after or while it is told what to ask."""
+    (fresh / "worker").write_text(f"#!/bin/sh\n{worker}\n")
+    (fresh / "worker").chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(fresh / "worker"))
+        assert train("--data.path=hf://owner/name") == 5
+    line = error_line(capfd)
+    assert "the process that reads owner/name ended early" in line and "--data.path" in line
+
+
+@pytest.mark.slow
+def test_one_line_of_200_million_characters(tmp_path):
+    """Row D13: memory is a small multiple of the text."""
+    code = """
+    import resource
+    from pathlib import Path
+    from jaxgpt.data.config import DataConfig
+    from jaxgpt.data.source import read_source
+    from jaxgpt.data.tokenizer import train_tokenizer
+    from jaxgpt.data.tokens import prepare_tokens
+    Path("line.txt").write_text("the quick brown fox " * 10_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    corpus, _ = read_source(DataConfig(path="line.txt"))
+    tokenizer = train_tokenizer("char", corpus, None)
+    tokens = prepare_tokens(corpus, tokenizer, Path("tokens.bin"), val_fraction=0.1)
+    assert len(tokens.train) == 180_000_000
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    code, out, err = run_python(f"import os; os.chdir({str(tmp_path)!r})\n" + textwrap.dedent(code))
+    assert code == 0, err
+    assert int(out) < 1_200_000  # kB; bytes as read, as text, and as ids are 0.6 million
 
 
 # --- F: sampling ----------------------------------------------------------------------------------
@@ -251,6 +309,7 @@ def test_lengths(inside, capsys):
         (["Once upon"], 2, "unexpected argument 'Once'"),
         (["--run=absent"], 4, "no run there: no config.yaml"),  # F9
         (["--run="], 2, "is no run name"),
+        (["--num-samples=1000000000"], 2, "more than 65536 side by side; fix: fewer at a time"),
         (["--checkpoint=7"], 4, "there is no step 7, only [5, 10, 15, 20]"),
     ],
 )

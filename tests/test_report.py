@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
+import math
 import re
 import sys
 
@@ -22,7 +23,7 @@ def run(out, path):
 
 def test_plain_lines_without_a_terminal(tmp_path, capsys):
     """Row I3: one line an event, no carriage return, no escape sequence."""
-    run(Reporter(4, 2**31), tmp_path / "m.jsonl")
+    run(Reporter(4, lambda n: n * 2**31), tmp_path / "m.jsonl")
     text = capsys.readouterr().out
     assert not re.search(r"[\r\x1b]", text)
     lines = text.splitlines()
@@ -31,7 +32,7 @@ def test_plain_lines_without_a_terminal(tmp_path, capsys):
 
 
 def test_metrics_are_exact_past_two_billion_tokens(tmp_path):
-    run(Reporter(4, 2**31), tmp_path / "m.jsonl")
+    run(Reporter(4, lambda n: n * 2**31), tmp_path / "m.jsonl")
     records = read_metrics(tmp_path / "m.jsonl")
     assert [r["tokens"] for r in records] == [2 * 2**31, 4 * 2**31, 4 * 2**31]
     assert records[0]["tokens_per_s"] > 0
@@ -58,9 +59,28 @@ class Gone(io.StringIO):
 @pytest.mark.parametrize("tty", [False, True])
 def test_a_reader_that_left_does_not_stop_the_run(tmp_path, monkeypatch, tty):
     monkeypatch.setattr(sys, "stdout", Gone(tty))
-    run(Reporter(4, 8), tmp_path / "m.jsonl")
+    run(Reporter(4, lambda n: n * 8), tmp_path / "m.jsonl")
     assert len(read_metrics(tmp_path / "m.jsonl")) == 3
 
 
 def test_durations():
     assert [clock(s) for s in (4.4, 200.0, 3725.0)] == ["4s", "3m20s", "1h02m"]
+
+
+def test_what_is_the_matter_is_said_in_place_of_the_line_and_recorded(tmp_path, capsys):
+    with Reporter(4, lambda n: n * 8) as out:
+        out.start(0, MetricsWriter(tmp_path / "m.jsonl"))
+        out.speed = lambda tokens_per_s: {"tflops": tokens_per_s * 2}
+        out.step(1, {"loss_nats": math.nan, "lr": 1e-3}, log=False, line="warning: skipped")
+        out.go()
+        out.step(2, {"loss_nats": 2.0, "lr": 1e-3}, log=False)
+        out.step(3, {"loss_nats": 2.0, "lr": 1e-3}, log=True, line="warning: jumped")
+        out.score(3, Score(20.0, 10, 10, 12), {"val_ema_nats_per_token": 1.5, "other": 7.0})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["warning: skipped", "warning: jumped"] and len(lines) == 3
+    assert lines[2].endswith("bits/character, of the moving average 1.5000 nats/token")
+    records = read_metrics(tmp_path / "m.jsonl")
+    assert [r["step"] for r in records] == [1, 3, 3]
+    assert records[0]["loss_nats"] is None and "tflops" not in records[0]
+    assert records[1]["tflops"] == pytest.approx(2 * records[1]["tokens_per_s"], abs=0.2)
+    assert records[2]["other"] == 7.0 and records[2]["val_ema_nats_per_token"] == 1.5

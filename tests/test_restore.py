@@ -229,7 +229,7 @@ def test_memory_and_rights_are_no_damage(folder, monkeypatch):
             def fails(*args, error=error, **options):
                 raise ValueError("wrapped") from error
 
-            monkeypatch.setattr(checkpoints._storage._orbax, "restore", fails)
+            monkeypatch.setattr(checkpoints._storage._orbax.handler, "restore", fails)
             with pytest.raises(ResourceError, match=r"could not be read.*step_00000030"):
                 checkpoints.restore(*WANTED)
     assert names(folder) == before

@@ -40,6 +40,7 @@ def test_meshes_train_like_one_device():
     layouts = [{"data": 8}, {"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"tensor": 8}]
     reports = meshes.run("gpt2", *layouts)
     check(reports, 1, 8, 8, 8)
+    assert [r["created_whole"] for r in reports] == [True, True, False, False, False]
     assert f"16,{meshes.LENGTH},1024" in reports[0]["whole"], "else the search finds nothing"
     assert reports[3]["whole"] == reports[4]["whole"] == []
 
@@ -148,7 +149,7 @@ def test_a_mesh_must_have_as_many_devices():
     assert dict(make_mesh(MeshConfig()).shape) == ONE
     with pytest.raises(ConfigError, match=r"data=64 .* 64 devices, .* are 1; fix: --mesh.data=1"):
         make_mesh(MeshConfig(data=64))
-    with pytest.raises(ConfigError, match=r"fsdp=8 .* for 8 devices, and there are 1; fix: fsdp"):
+    with pytest.raises(ConfigError, match=r"fsdp=8 .* for 8 devices, and there are 1; fix: the"):
         make_mesh(MeshConfig(fsdp=8))
     with pytest.raises(ConfigError, match=r"mesh.fsdp=0 must be at least 1"):
         MeshConfig(fsdp=0)

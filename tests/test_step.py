@@ -15,10 +15,19 @@ from jaxgpt.boxes.init import Normal
 from jaxgpt.boxes.norm import NoNorm
 from jaxgpt.boxes.position import NoPosition
 from jaxgpt.data.batches import Batch
-from jaxgpt.model import ModelConfig
+from jaxgpt.losses import token_nats
+from jaxgpt.model import ModelConfig, forward
 from jaxgpt.train.config import OptimConfig, TrainConfig
 from jaxgpt.train.optim import optimizer
-from jaxgpt.train.step import eval_step, init_state, loss_sum, train_step
+from jaxgpt.train.step import (
+    apart,
+    averaged_params,
+    eval_step,
+    init_state,
+    loss_sum,
+    together,
+    train_step,
+)
 
 TINY = ModelConfig(
     vocab_size=13,
@@ -177,9 +186,121 @@ def test_a_step_that_is_not_finite_changes_nothing():
     state.params["block_0"]["ffn"]["up"]["kernel"] = kernel.at[0, 0].set(jnp.nan)
     after, (metrics,) = steps(TINY, [batch], state=state)
     assert not metrics["finite"]
-    before, after = (jax.tree.leaves(s.replace(key=None)) for s in (state, after))
-    for a, b in zip(before, after, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert same((state.params, state.opt_state), (after.params, after.opt_state))
+    assert after.step == 1, "the batch and the dropout of a step follow from its number"
+
+
+def same(a, b):
+    return all(
+        jax.tree.leaves(jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=True), a, b))
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class BadGradient(FFNBox):
+    """Its loss is 0, and its gradient is inf where the first input is large."""
+
+    def build(self, dims, name=None):
+        return _BadGradient(name=name)
+
+
+class _BadGradient(nn.Module):
+    @nn.compact
+    def __call__(self, x, valid, dropout_key=None):
+        w = self.param("w", nn.initializers.zeros, (), jnp.float32)
+        bad = x[0, 0, 0] > 5
+        return jnp.zeros_like(x), {"bad_loss": jnp.sqrt(jnp.where(bad, w, 1.0)) - ~bad}
+
+
+def batches_with_zero_first(bad):
+    """Eight batches; token 0 is at the beginning of those of `bad` and nowhere else."""
+    for i in range(8):
+        batch = batch_of(2, seed=i)
+        tokens_BT = jnp.maximum(batch.tokens_BT, 1)
+        yield batch.replace(tokens_BT=tokens_BT.at[0, 0].set(0 if i in bad else 1))
+
+
+@pytest.mark.parametrize("kind, accumulate", [("loss", 2), ("gradient", 1)])
+def test_bad_steps_are_skipped_and_counted(kind, accumulate):
+    """Rows C1, C2, C4, C5: the run equals one without these steps; clipping makes no NaN."""
+    cfg = dataclasses.replace(TINY, n_layers=1, norm=NoNorm(), ffn=BadGradient())
+    bad, train = {2, 3, 6}, TrainConfig(batch_size=2, accumulate=accumulate, ema_decay=0.9)
+    optim = OptimConfig(warmup_steps=4, clip=1.0)
+    tx = optimizer(optim, 1000)
+    state = init_state(cfg, tx, 0, ema=True)
+    if kind == "gradient":
+        table = state.params["embed"]["embedding"]
+        state.params["embed"]["embedding"] = table.at[0].set(100.0)
+    batches = list(batches_with_zero_first(bad))
+    if kind == "loss":
+        for i in bad:
+            batches[i] = batches[i].replace(weights_BT=batches[i].weights_BT.at[0, 3].set(jnp.inf))
+    good = [batch for i, batch in enumerate(batches) if i not in bad]
+    after, history = steps(cfg, batches, optim, train, state)
+    assert [int(m["bad_steps"]) for m in history] == [0, 0, 1, 2, 0, 0, 1, 0]
+    assert [int(m["skipped_steps"]) for m in history] == [0, 0, 1, 2, 2, 2, 3, 3]
+    assert [bool(m["finite"]) for m in history] == [i not in bad for i in range(8)]
+    if kind == "gradient":
+        assert all(np.isfinite(m["loss_nats"]) for m in history)
+    assert after.step == 8 and after.extra["skipped_steps"] == 3
+    plain, _ = steps(cfg, good, optim, train, state)
+    kept = [(s.params, s.opt_state, s.extra["ema"]) for s in (after, plain)]
+    assert same(*kept)
+
+
+def test_the_moving_average_by_hand():
+    """min(decay, (1 + n) / (10 + n)) of the n-th update; it begins at the parameters."""
+    cfg = dataclasses.replace(TINY, n_layers=1, ffn=OneWeight())
+    train, optim = TrainConfig(batch_size=4, ema_decay=0.25), OptimConfig(warmup_steps=0)
+    tx = optimizer(optim, 1000)
+    state = init_state(cfg, tx, 0, ema=True)
+    step = jax.jit(functools.partial(train_step, cfg=cfg, tx=tx, train=train))
+    ema = 1.0
+    for n, decay in ((1, 2 / 11), (2, 3 / 12), (3, 0.25), (4, 0.25)):
+        state, _ = step(state, batch_of(4))
+        ema = decay * ema + (1 - decay) * float(state.params["block_0"]["ffn"]["w"])
+        assert state.extra["ema"]["block_0"]["ffn"]["w"] == pytest.approx(ema, abs=1e-7), n
+    averaged = averaged_params(state)
+    assert averaged["block_0"]["ffn"]["w"] == state.extra["ema"]["block_0"]["ffn"]["w"]
+    assert averaged_params(init_state(cfg, tx, 0)) is None
+    parts = apart(state)
+    assert "ema" not in parts[1].extra and parts[1].params is None
+    assert jax.tree.structure(together(*parts)) == jax.tree.structure(state)
+
+
+def test_norms_and_ratio_of_a_step():
+    optim = OptimConfig(lr=1e-2, warmup_steps=0)
+    before = init_state(TINY, optimizer(optim, 1000), 0)
+    after, (metrics,) = steps(TINY, [batch_of(4)], optim, state=before)
+    norm = lambda tree: np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(tree)))  # noqa: E731
+    moved = jax.tree.map(jnp.subtract, after.params, before.params)
+    assert metrics["param_norm"] == pytest.approx(norm(before.params), rel=1e-5)
+    assert metrics["update_ratio"] == pytest.approx(norm(moved) / norm(before.params), rel=1e-3)
+
+
+def test_z_loss_trains_and_is_not_reported():
+    """The objective's excess is coef * sum of log(Z)^2 over trained tokens; off it is not there."""
+    params = init_state(TINY, optimizer(OptimConfig(), 1), 0).params
+    weights = np.random.default_rng(3).integers(0, 2, (4, 8)).astype(np.float32)
+    batch = batch_of(4, weights=weights)
+    values = {z: loss_sum(params, TINY, TrainConfig(z_coef=z), batch, None) for z in (0.0, 0.25)}
+    logits = forward(TINY, params, batch.tokens_BT).logits_BTV
+    extra = 0.25 * float((jax.nn.logsumexp(logits, -1) ** 2 * weights).sum())
+    assert extra > 1 and values[0.25][0] - values[0.0][0] == pytest.approx(extra, rel=1e-4)
+    assert values[0.25][1][0] == values[0.0][1][0]
+
+    def plain(params):
+        nats = token_nats(forward(TINY, params, batch.tokens_BT).logits_BTV, batch.targets_BT)
+        return (nats * batch.weights_BT).sum()
+
+    with_z = lambda p, z: loss_sum(p, TINY, TrainConfig(z_coef=z), batch, None)[0]  # noqa: E731
+    eqns = [
+        jax.make_jaxpr(f)(params).pretty_print().count("exp ")
+        for f in (plain, functools.partial(with_z, z=0.0), functools.partial(with_z, z=0.25))
+    ]
+    assert eqns[0] == eqns[1] == eqns[2], "the log-sum-exp is computed once"
+    sizes = [len(jax.make_jaxpr(functools.partial(with_z, z=z))(params).eqns) for z in (0.0, 0.25)]
+    assert sizes[0] < sizes[1]
 
 
 def test_fresh_loss_is_log_of_the_true_vocabulary():

@@ -33,11 +33,11 @@ class GQA(AttentionBox):
 
     n_heads: int = 12  # query heads
     n_kv_heads: int | None = None  # None: one for each query head (MHA); 1: MQA
-    head_dim: int | None = None  # None: d_model / n_heads
+    head_dim: int | None = None  # None: d_model / n_heads, which grows with the width (muP)
     use_bias: bool = True  # of the q, k and v projections
     use_out_bias: bool | None = None  # of the output projection; None: as use_bias
     window: int | None = None  # keys a query sees, itself included; None: all of the past
-    scale: float | None = None  # factor on the scores; None: head_dim ** -0.5
+    scale: float | None = None  # factor on the scores; None: head_dim ** -0.5; see `factor` for muP
     softcap: float | None = None  # scores are squashed into (-softcap, softcap); None: they are not
     sinks: bool = False  # a trained logit for each head that takes a share of the probability
     qk_norm: NormBox | None = None  # norm of q and of k, before positions
@@ -63,6 +63,17 @@ class GQA(AttentionBox):
     def width(self, dims: Dims) -> int:
         """H, with None resolved."""
         return self.head_dim or dims.d_model // self.n_heads
+
+    def factor(self, dims: Dims) -> float:
+        """On the scores, with None resolved.
+
+        With muP heads that grow with the model have sqrt(width at the base) / width; heads that
+        say their `head_dim` are as wide there as here.
+
+        Source: Yang et al. 2022, definition 4.1, https://arxiv.org/abs/2203.03466
+        """
+        growth = dims.width_ratio if self.head_dim is None else 1.0
+        return self.scale or self.width(dims) ** -0.5 * growth**-0.5
 
     def check(self, dims: Dims) -> None:
         """Heads must divide d_model (or have a width), and the position box must fit them."""
@@ -121,7 +132,7 @@ class _GQA(nn.Module):
             k_BSKH,
             v_BSKH,
             dataclasses.replace(visibility, window=box.window),
-            scale=position.score_scale() * (box.scale or H**-0.5),
+            scale=position.score_scale() * box.factor(dims),
             softcap=box.softcap,
             bias=position.bias(box.n_heads),
             sinks_N=sinks_N,

@@ -56,6 +56,7 @@ class Dims:
       dropout: Rate at each of GPT-2's dropout sites.
       init: Where initialisers come from.
       position: Attention calls its `rotate`, `score_scale` and `bias`, and nothing else of it.
+      width_ratio: d_model over `mup_base`; 1 without muP.
     """
 
     d_model: int
@@ -66,6 +67,7 @@ class Dims:
     dropout: float
     init: "InitBox"
     position: "PositionBox"
+    width_ratio: float = 1.0
 
 
 class Box:
@@ -79,7 +81,10 @@ class InitBox(Box):
     """Initialisers by the role of a parameter; see `boxes/init.py`."""
 
     def kernel(self, dims: Dims, *, residual: bool) -> Initializer:
-        """For [in, out] matrices; `residual` marks those that write to the residual stream."""
+        """For [in, out] matrices; `residual` marks those that write to the residual stream.
+
+        Their variance goes with 1/in, or with 1/dims.width_ratio.
+        """
         raise NotImplementedError
 
     def bias(self, fan_in: int) -> Initializer:

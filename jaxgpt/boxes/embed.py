@@ -10,6 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxgpt.boxes.base import Dims, EmbedBox, check_positive, tap
 from jaxgpt.boxes.dense import Dense, padded
+from jaxgpt.errors import ConfigError
+from jaxgpt.placing import flat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,14 @@ class Embed(EmbedBox):
 
     def __post_init__(self) -> None:
         check_positive(width=self.width)
+
+    def check(self, dims: Dims) -> None:
+        """With muP the table is d_model wide and its rows are taken as they are."""
+        if dims.width_ratio != 1 and (self.scale or self.width is not None):
+            raise ConfigError(
+                "there is no muP rule for embed.scale and embed.width",
+                fix="--model.init.embedding_std for the scale, or --model.mup_base=null",
+            )
 
     def build(self, dims: Dims, name: str | None = None) -> nn.Module:
         """The module; parameters `embedding` [padded vocabulary, width] and the projections."""
@@ -68,5 +78,5 @@ class _Embed(nn.Module):
         table_VD = self.embedding_VD.astype(x_BTD.dtype)
         if table_VD.shape[1] != self.dims.d_model:
             x_BTD = self.project_out(x_BTD)
-        logits = x_BTD.reshape(-1, x_BTD.shape[-1]) @ table_VD.T
+        logits = flat(x_BTD) @ table_VD.T
         return logits.reshape(*x_BTD.shape[:-1], -1)

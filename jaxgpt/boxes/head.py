@@ -63,7 +63,8 @@ class _Untied(nn.Module):
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         dims = self.dims
         padding = dims.padded_vocab_size - dims.vocab_size
-        out = Dense(dims.vocab_size, dims, self.box.use_bias, padding=padding, name="out")
+        fixed = dataclasses.replace(dims, width_ratio=1.0)  # muP: like a table's, not a kernel's
+        out = Dense(dims.vocab_size, fixed, self.box.use_bias, padding=padding, name="out")
         return tap(self, "logits", _finished(out(x_BTD), dims, self.box.softcap))
 
 

@@ -35,12 +35,12 @@ class Normal(InitBox):
         check_positive(std=self.std, embedding_std=self.embedding_std)
 
     def kernel(self, dims: Dims, *, residual: bool) -> Initializer:
-        """N(0, std), scaled or zeroed where the kernel writes to the residual stream."""
+        """N(0, std / sqrt(width_ratio)), scaled or zeroed if it writes to the residual stream."""
         if residual and self.residual == "zero":
             return initializers.zeros
         shrink = (2 * dims.n_layers) ** -0.5 if residual and self.residual == "scaled" else 1.0
         if self.std is not None:
-            return initializers.normal(self.std * shrink)
+            return initializers.normal(self.std * shrink / dims.width_ratio**0.5)
         return initializers.variance_scaling(shrink**2, "fan_in", "normal")
 
     def bias(self, fan_in: int) -> Initializer:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: `jaxgpt train`, `sample`, `export`, `plot`, `params`; train.py and sample.py."""
+"""`jaxgpt train`, `sample`, `prepare`, `export`, `plot`, `params`; train.py and sample.py."""
 
 import difflib
 import sys
@@ -10,6 +10,7 @@ from jaxgpt.cli.command import emit, run_command
 from jaxgpt.cli.export import export_main
 from jaxgpt.cli.help import summary
 from jaxgpt.cli.plot import plot_main
+from jaxgpt.cli.prepare import prepare_main
 from jaxgpt.cli.sample import sample_main
 from jaxgpt.cli.train import train_main
 from jaxgpt.config import RunConfig, resolve
@@ -17,11 +18,20 @@ from jaxgpt.errors import ConfigError
 from jaxgpt.flops import count_active_params, count_params
 from jaxgpt.presets import MODELS, RUNS
 
-__all__ = ["export_main", "main", "params_main", "plot_main", "sample_main", "train_main"]
+__all__ = [
+    "export_main",
+    "main",
+    "params_main",
+    "plot_main",
+    "prepare_main",
+    "sample_main",
+    "train_main",
+]
 
 USAGE = """\
 usage: jaxgpt train ...               train a model (train.py)
        jaxgpt sample ...              print text from a trained one (sample.py)
+       jaxgpt prepare OUT ...         encode a text of any size into a folder of token files
        jaxgpt export RUN OUT ...      write a model as a folder that transformers loads
        jaxgpt plot ...                draw a run's losses and attention
        jaxgpt params NAME [options]   count the parameters of a preset or a Hugging Face folder,
@@ -42,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = {
         "train": train_main,
         "sample": sample_main,
+        "prepare": prepare_main,
         "export": export_main,
         "plot": plot_main,
         "params": params_main,

@@ -21,7 +21,7 @@ import jax
 
 from jaxgpt.configlib import unknown
 from jaxgpt.errors import ConfigError, JaxgptError, ResourceError
-from jaxgpt.train.devices import choose_device, unused_gpu_warning
+from jaxgpt.train.devices import check_xla_flags, choose_device, unused_gpu_warning
 
 LESS_MEMORY = "lower --train.batch_size or --model.context_length, or raise --train.accumulate"
 
@@ -123,10 +123,11 @@ def start_jax(device: Literal["cpu", "gpu", "tpu"] | None) -> None:
       device: cpu, gpu, tpu, or None for JAX's own choice.
 
     Raises:
-      ConfigError: There is no such device.
+      ConfigError: There is no such device, or XLA_FLAGS is wrong.
     """
     use_compilation_cache()
     logging.getLogger("jax._src.xla_bridge").addFilter(_not_ours)
+    check_xla_flags()
     choose_device(device)
     if warning := unused_gpu_warning():
         note(f"warning: {warning}")

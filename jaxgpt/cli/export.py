@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.command import Parser, emit, note, run_command, start_jax
-from jaxgpt.cli.stored import find_run, load_params
+from jaxgpt.cli.stored import check_average, find_run, load_params
 from jaxgpt.errors import ConfigError, Interrupted
 from jaxgpt.train.runfolder import RunFolder, Signals, run_path
 
@@ -26,6 +26,7 @@ compared before it takes its place.
                               folder, OWNER/NAME of the hub, or a short name such as gpt2
   OUT                         the folder to make
   --checkpoint WHICH          of a run: latest (default), best (lowest validation loss), or a step
+  --ema                       of a run with train.ema_decay: the moving average of its weights
   --dtype float32|bfloat16    of the weights (default: float32)
   --family NAME               as which model_type, such as llama; by default the first that has
                               such a model, or that of a public model
@@ -74,6 +75,7 @@ def _parser() -> Parser:
     parser.add_argument("source", nargs="?", metavar="RUN_OR_MODEL")
     parser.add_argument("out", nargs="?", metavar="OUT")
     parser.add_argument("--checkpoint")
+    parser.add_argument("--ema", action="store_true")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--family")
     parser.add_argument("--adapter", action="store_true")
@@ -116,6 +118,8 @@ def _of_run(options: Any, check: Callable[[], None]) -> "Saved":
     from jaxgpt.train.rundata import check_tokenizer, read_facts, with_vocabulary
 
     folder, run = find_run(options.source)
+    if options.ema:
+        check_average(run)
     tokenizer, facts = load_tokenizer(folder.tokenizer_path), read_facts(folder)
     check_tokenizer(folder, tokenizer, facts)
     model = with_vocabulary(run.model, tokenizer)
@@ -123,10 +127,10 @@ def _of_run(options: Any, check: Callable[[], None]) -> "Saved":
     which = options.checkpoint or "latest"
     if not options.adapter:
         write_config(model, options.family)  # before what may be large is read
-        params = load_params(folder, model, which, run.lora)
+        params = load_params(folder, model, which, run.lora, options.ema)
         return save(options.out, model, params, tokenizer, dtype=options.dtype, check=check, **how)
     base = _base(facts.get(FACTS))
-    params = load_params(folder, model, which, run.lora, merge=False)
+    params = load_params(folder, model, which, run.lora, options.ema, merge=False)
     return save_adapter(options.out, model, params, run.lora, **base, **how)
 
 
@@ -153,8 +157,9 @@ def _of_model(options: Any, check: Callable[[], None]) -> "Saved":
     from jaxgpt.interop.reading import read_json
     from jaxgpt.interop.save import save
 
-    if options.checkpoint or options.adapter:
-        raise ConfigError(f"--checkpoint and --adapter are for runs; {options.source} is a model")
+    if options.checkpoint or options.adapter or options.ema:
+        what = "--ema, --checkpoint and --adapter are for runs"
+        raise ConfigError(f"{what}; {options.source} is a model")
     folder, _ = fetch_model(options.source, say=note)
     tokenizer = load_folder_tokenizer(folder) if (folder / TOKENIZER).exists() else None
     family = options.family or read_json(folder / "config.json").get("model_type")

@@ -86,6 +86,7 @@ def short_help(run: RunConfig, name: str, presets: Mapping[str, Any]) -> str:
         "                  folder, OWNER/NAME of its hub, or a short name such as gpt2",
         "  --run NAME      folder below runs/, or a path with a slash; default: the preset's name",
         "  --device KIND   cpu, gpu or tpu; the best there is by default",
+        "  --distributed   join the processes of a launcher (docs/clusters.md): on, off or auto",
         "  --print_config  print all values as YAML, for --config, and stop",
         "  --help-all      every name with its type, value and meaning",
     ]

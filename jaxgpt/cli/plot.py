@@ -65,4 +65,4 @@ def _plot(argv: list[str]) -> None:
     emit(f"{draw_losses(folder)}\n")
     params = load_params(folder, model, options.checkpoint, run.lora)
     looked_at = dict(text=options.text, layers=options.layers, heads=options.heads)
-    emit(f"{draw_attention(folder, model, params, **looked_at)}\n")
+    emit(f"{draw_attention(folder, model, params, data=run.data, **looked_at)}\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from jaxgpt.cli.command import Parser, emit, interrupt_ends, note, run_command, start_jax
-from jaxgpt.cli.stored import find_run, load_params
+from jaxgpt.cli.stored import check_average, find_run, load_params
 from jaxgpt.cli.texts import escape_controls, in_order
 from jaxgpt.data.base import Tokenizer
 from jaxgpt.errors import ConfigError
@@ -22,6 +22,7 @@ Prints the prompt and how the model goes on. The same seed prints the same text.
 
   --run NAME                  a run below runs/, or a path with a slash; the newest by default
   --checkpoint WHICH          latest (default), best (lowest validation loss), or a step
+  --ema                       the moving average of the weights, of a run with train.ema_decay
   --model MODEL               a public model instead: a Hugging Face folder, OWNER/NAME or
                               OWNER/NAME@REVISION of its hub, or a short name such as gpt2
 
@@ -115,6 +116,8 @@ def _sample(argv: list[str]) -> None:
 
 def _from_run(options: argparse.Namespace) -> _Source:
     folder, run = find_run(options.run)
+    if options.ema:
+        check_average(run)
     start_jax(options.device)
     from jaxgpt.data.tokenizer import load_tokenizer
     from jaxgpt.train.rundata import check_tokenizer, read_facts, with_vocabulary
@@ -122,8 +125,8 @@ def _from_run(options: argparse.Namespace) -> _Source:
     tokenizer = load_tokenizer(folder.tokenizer_path)
     check_tokenizer(folder, tokenizer, read_facts(folder))
     model = with_vocabulary(run.model, tokenizer)
-    which = options.checkpoint or "latest"
-    return _Source(model, tokenizer, lambda: load_params(folder, model, which, run.lora))
+    which = folder, model, options.checkpoint or "latest", run.lora, options.ema
+    return _Source(model, tokenizer, lambda: load_params(*which))
 
 
 def _from_model(options: argparse.Namespace) -> _Source:
@@ -159,8 +162,8 @@ def _given(options: argparse.Namespace, tokenizer: Tokenizer, prompt: str) -> st
 def _check(options: argparse.Namespace) -> None:
     """Raise ConfigError for options that exclude or need each other."""
     if options.model is not None:
-        for name in ("run", "checkpoint"):
-            if getattr(options, name) is not None:
+        for name in ("run", "checkpoint", "ema"):
+            if getattr(options, name):
                 raise ConfigError(f"--model and --{name} exclude each other")
     if options.system is not None and not options.chat:
         raise ConfigError("--system is for conversations", fix="--chat")
@@ -172,6 +175,7 @@ def _parser() -> Parser:
     parser = Parser()
     parser.add_argument("--run")
     parser.add_argument("--checkpoint")
+    parser.add_argument("--ema", action="store_true")
     parser.add_argument("--model")
     parser.add_argument("--chat", action="store_true")
     parser.add_argument("--system")

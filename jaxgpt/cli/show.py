@@ -54,7 +54,7 @@ def shown(folder: RunFolder, run: RunConfig) -> Iterator[dict[str, Any]]:
 
 
 def _drawing(folder: RunFolder, run: RunConfig) -> Callable[[Params], str]:
-    return lambda params: f"drew {draw_attention(folder, run.model, params)}"
+    return lambda params: f"drew {draw_attention(folder, run.model, params, data=run.data)}"
 
 
 def _while_it_works(listener: Any) -> Callable[[dict[str, Any]], None]:

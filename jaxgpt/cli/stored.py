@@ -35,11 +35,21 @@ def find_run(name: str | None) -> tuple[RunFolder, RunConfig]:
     return folder, run
 
 
+def check_average(run: RunConfig) -> None:
+    """Raise `ConfigError` where a run keeps no moving average."""
+    if run.train.ema_decay is None:
+        raise ConfigError(
+            "--ema is for a run that keeps a moving average of its weights, and this one does not",
+            fix="no --ema, or a run trained with --train.ema_decay=0.999",
+        )
+
+
 def load_params(
     folder: RunFolder,
     model: ModelConfig,
     which: str,
     lora: LoraConfig = _NO_LORA,
+    ema: bool = False,
     *,
     merge: bool = True,
 ) -> Params:
@@ -50,7 +60,8 @@ def load_params(
       model: Its model, the vocabulary known.
       which: `latest`, `best`, or a step.
       lora: Its adapters.
-      merge: Merge them; else they stay beside the model's parameters.
+      ema: The moving average instead, of a run that keeps one.
+      merge: Merge adapters; else they stay beside the model's parameters.
 
     Raises:
       ConfigError: `which` is none of these.
@@ -59,7 +70,7 @@ def load_params(
     import jax
 
     from jaxgpt.train.checkpoint import Checkpoints
-    from jaxgpt.train.lora import init_lora, merged
+    from jaxgpt.train.lora import init_lora, merged, split
 
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(
@@ -81,5 +92,7 @@ def load_params(
             step = int(which)
         else:
             raise ConfigError(f"--checkpoint {which!r}", fix="latest, best or the number of a step")
-        params = checkpoints.restore_params(abstract, step=step).params
+        average = split(abstract, lora)[0] if ema else None
+        found = checkpoints.restore_params(abstract, average, step=step)
+    params = {**found.params, **(found.ema or {})}
     return jax.jit(functools.partial(merged, cfg=lora))(params) if lora.rank and merge else params

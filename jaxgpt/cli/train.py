@@ -2,8 +2,11 @@
 """The train command: argv to a configuration and a run folder, then `jaxgpt.train.loop.fit`."""
 
 import argparse
+import contextlib
+import dataclasses
 import difflib
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +17,7 @@ from jaxgpt.config import FREE, RunConfig, differences, from_yaml, resolve, said
 from jaxgpt.errors import ConfigError
 from jaxgpt.presets import RUNS
 from jaxgpt.presets.runs import finetune
+from jaxgpt.train import joining, processes
 from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.files import write_atomic
 from jaxgpt.train.malloc import tune_malloc
@@ -24,7 +28,10 @@ if TYPE_CHECKING:
     from jaxgpt.cli.origin import Origin
 
 DEFAULT, FINETUNE = "tiny", "finetune"
-NAMES = ("preset", "config", "init-from", "run", "device", "print_config", "help", "help-all")
+NAMES = (
+    *("preset", "config", "init-from", "run", "device", "distributed"),
+    *("print_config", "help", "help-all"),
+)
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +43,14 @@ def train_main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit code; see `jaxgpt.errors`.
     """
-    return run_command(lambda: _train(sys.argv[1:] if argv is None else list(argv)))
+    try:
+        code = run_command(lambda: _train(sys.argv[1:] if argv is None else list(argv)))
+    except Exception:
+        if not processes.several():
+            raise
+        traceback.print_exc()
+        code = 1
+    return joining.end(code)
 
 
 def _train(argv: list[str]) -> None:
@@ -50,24 +64,42 @@ def _train(argv: list[str]) -> None:
     if options.print_config:
         emit(to_yaml(run))
         return
-    folder = open_run(run_path(name))
-    if only_cpu(options.device):
-        tune_malloc()
-    start_jax(options.device)
-    data, weights = run.data, None
+    joining.join(options.distributed or "auto")
+    with joining.one_run():
+        joining.check_same(to_yaml(run), lambda text: differences(from_yaml(text), run))
+        path = run_path(name)
+        folder = open_run(path) if processes.leads() else RunFolder(path)
+        if only_cpu(options.device):
+            tune_malloc()
+        start_jax(options.device)
+        _fit(folder, run, origin)
+
+
+def _fit(folder: RunFolder, run: RunConfig, origin: "Origin | None") -> None:
+    leads, data, weights = processes.leads(), run.data, None
     if origin is not None:
         origin.check(run.model)
         data, weights = origin.data(data), origin.weights(run.model)
-    with folder.lock():
-        settle(folder, run)
-        if origin is not None:
-            origin.write_down(folder)
+    with folder.lock() if leads else contextlib.nullcontext():
+        if processes.several():
+            joining.check_shared(folder)
+        if leads:
+            settle(folder, run)
+            if origin is not None:
+                origin.write_down(folder)
         from jaxgpt.cli.show import shown
         from jaxgpt.train.loop import fit
 
-        with shown(folder, run) as shows:
+        with shown(folder, run if leads else without_loggers(run)) as shows:
             begin = {"lora": run.lora, "mesh": run.mesh, "weights": weights}
             fit(folder, run.model, data, run.optim, run.train, **begin, **shows)
+        processes.meet("done")
+
+
+def without_loggers(run: RunConfig) -> RunConfig:
+    """For a process that writes no records."""
+    show = dataclasses.replace(run.show, tensorboard=False, wandb=None)
+    return dataclasses.replace(run, show=show)
 
 
 def _parser() -> Parser:
@@ -77,6 +109,7 @@ def _parser() -> Parser:
     parser.add_argument("--init-from", "--init_from")
     parser.add_argument("--run")
     parser.add_argument("--device", choices=("cpu", "gpu", "tpu"))
+    parser.add_argument("--distributed", choices=("auto", "on", "off"), nargs="?", const="on")
     parser.add_argument("--print_config", "--print-config", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--help-all", "--help_all", action="store_true")

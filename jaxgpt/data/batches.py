@@ -6,7 +6,8 @@ several processes asks for its own rows of the same global batch. An epoch shows
 in an order that a keyed bijection gives (a Feistel network with cycle walking: Black and Rogaway,
 Ciphers with arbitrary finite domains, CT-RSA 2002), so that memory does not grow with the text.
 
-Left out: packing of documents with masks, and mixtures of several texts.
+Left out: the arithmetic of the order (`order.py`), where documents begin (`packing.py`), and
+mixtures of several texts (`mixture.py`).
 """
 
 from collections.abc import Iterator
@@ -16,10 +17,11 @@ from typing import Any
 import flax.struct
 import numpy as np
 
+from jaxgpt.data.order import Sizes, count_windows, window_starts
+from jaxgpt.data.packing import Boundary
+from jaxgpt.data.shardedids import ShardedIds
 from jaxgpt.data.tokens import check_not_shrunk
 from jaxgpt.errors import ConfigError
-
-FEISTEL_ROUNDS = 6
 
 
 @flax.struct.dataclass
@@ -30,42 +32,46 @@ class Batch:
       tokens_BT: Inputs, int32.
       targets_BT: The id that follows each input, int32.
       weights_BT: float32; 1 where the target counts, 0 for filler and what is not trained.
+      segment_BT: The document of each input, int32, where they do not see each other; else None.
+      pos_BT: The position of each input in its document, int32; None together with segment_BT.
     """
 
     # Not checked: a batch also carries shardings, shapes, or micro-batches along a leading axis.
     tokens_BT: Any
     targets_BT: Any
     weights_BT: Any
+    segment_BT: Any = None
+    pos_BT: Any = None
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
     """Training batches.
 
-    Step s, row r is sample `g = s * batch_size + r`. Its epoch and place are
-    `divmod(g, n_windows)`, its window a bijection of the place keyed by (seed, epoch). Windows lie
-    side by side and are shifted together by a hash of (seed, epoch), so that over the epochs every
-    token is seen in every place of the context.
+    Row r of step s is sample `g = rows of all steps before s + r`, and each sample is a window:
+    see `window_starts`.
 
     Args:
       tokens: All ids, one dimension.
       context_length: T.
-      batch_size: Rows of the global batch.
+      batch_size: Rows of the global batch, at each step or at all.
       seed: Names the order.
       weights: 0 or 1 for each id, as a target; None: all are trained.
+      boundary: What keeps documents apart; None: they see each other.
 
     Raises:
       ConfigError: A size below 1, fewer than context_length + 1 ids, or not a weight for each id.
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray | ShardedIds
     context_length: int
-    batch_size: int
+    batch_size: int | Sizes
     seed: int
     weights: np.ndarray | None = None
+    boundary: Boundary | None = None
 
     def __post_init__(self):
-        _check_sizes(self.context_length, self.batch_size)
+        _check_sizes(self.context_length, self.sizes.first)
         n, needed = len(self.tokens), self.context_length + 1
         if n < needed:
             raise ConfigError(
@@ -78,9 +84,14 @@ class Batches:
             raise ConfigError(f"{len(self.weights)} weights for {n} ids")
 
     @property
+    def sizes(self) -> Sizes:
+        """Rows of each step."""
+        return self.batch_size if isinstance(self.batch_size, Sizes) else Sizes(self.batch_size)
+
+    @property
     def n_windows(self) -> int:
-        """Windows per epoch, one fewer than fit, so that there is room to shift them."""
-        return max(1, (len(self.tokens) - self.context_length) // self.context_length)
+        """Windows per epoch."""
+        return count_windows(len(self.tokens), self.context_length)
 
     def batch(self, step: int, rows: slice | None = None) -> Batch:
         """The batch of one step, or the given rows of it.
@@ -89,31 +100,46 @@ class Batches:
           step: Counts from 0.
           rows: Which rows of the global batch; None for all.
         """
-        check_not_shrunk(self.tokens)
-        row_B = np.arange(self.batch_size, dtype=np.int64)[rows or slice(None)]
-        epoch_B, place_B = np.divmod(row_B + step * self.batch_size, self.n_windows)
-        key_B = _mix(epoch_B.astype(np.uint64) ^ _mix(np.array([self.seed % 2**64], np.uint64)))
-        window_B = permute(place_B.astype(np.uint64), self.n_windows, key_B).astype(np.int64)
-        room = len(self.tokens) - self.n_windows * self.context_length
-        shift_B = (_mix(key_B) % np.uint64(room)).astype(np.int64)
-        start_B1 = (window_B * self.context_length + shift_B)[:, None]
-        place_BT = start_B1 + np.arange(self.context_length + 1)
-        return _batch(self.tokens[place_BT].astype(np.int32), _weights(self.weights, place_BT))
+        return self.samples(self.sizes.samples(step, rows))
+
+    def samples(self, sample_B: np.ndarray) -> Batch:
+        """The windows of samples by number, int64."""
+        if isinstance(self.tokens, np.ndarray):  # the other kind sees to it itself
+            check_not_shrunk(self.tokens)
+        start_B = window_starts(sample_B, len(self.tokens), self.context_length, self.seed)
+        place_BT = start_B[:, None] + np.arange(self.context_length + 1)
+        weights_BT = _weights(self.weights, place_BT)
+        return _batch(self.tokens[place_BT], weights_BT, self.boundary)
+
+    def windows(self, step: int) -> np.ndarray:
+        """Of each row of a step the text, 0, its epoch and its first id; int64, (rows, 3)."""
+        return self.windows_of(self.sizes.samples(step))
+
+    def windows_of(self, sample_B: np.ndarray) -> np.ndarray:
+        """The same of samples by number."""
+        start_B = window_starts(sample_B, len(self.tokens), self.context_length, self.seed)
+        return np.stack([0 * sample_B, sample_B // self.n_windows, start_B], -1)
 
 
 def eval_batches(
-    tokens: np.ndarray, context_length: int, batch_size: int, weights: np.ndarray | None = None
+    tokens: np.ndarray | ShardedIds,
+    context_length: int,
+    batch_size: int,
+    weights: np.ndarray | None = None,
+    boundary: Boundary | None = None,
 ) -> Iterator[Batch]:
     """One fixed pass over all ids in windows of T without overlap.
 
     Every id but the first, which has no context, is a target exactly once, whatever the batch size,
-    with its weight. The last window and the last batch are filled up with weight 0.
+    with its weight; with a boundary, the first id of a document weighs 0. The last window and the
+    last batch are filled up with weight 0.
 
     Args:
       tokens: All ids, one dimension.
       context_length: T.
       batch_size: Rows of each batch.
       weights: 0 or 1 for each id; None: 1.
+      boundary: What keeps documents apart; None: they see each other.
 
     Raises:
       ConfigError: A size below 1, or fewer than 2 ids.
@@ -130,45 +156,14 @@ def eval_batches(
 
     def batches() -> Iterator[Batch]:
         for first in range(0, n_rows, batch_size):
-            check_not_shrunk(tokens)
+            if isinstance(tokens, np.ndarray):
+                check_not_shrunk(tokens)
             place_BT = (first + rows) * context_length + np.arange(context_length + 1)
             known_BT = np.minimum(place_BT, n - 1)
             weights_BT = _weights(weights, known_BT) * (place_BT[:, 1:] < n)
-            yield _batch(tokens[known_BT].astype(np.int32), weights_BT)
+            yield _batch(tokens[known_BT], weights_BT, boundary)
 
     return batches()
-
-
-def permute(place: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
-    """A bijection of 0..n-1 for each key, evaluated at some places.
-
-    Args:
-      place: uint64, one dimension, each below n.
-      n: Size of the set, below 2**62.
-      key: uint64, one for each place.
-
-    Returns:
-      uint64, one image for each place.
-    """
-    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
-    mask = (np.uint64(1) << half) - np.uint64(1)
-    image, out = place.copy(), np.ones(len(place), bool)
-    # The network permutes 4**half >= n values; following its cycle back below n permutes n.
-    while out.any():
-        left, right = image[out] >> half, image[out] & mask
-        for turn in range(FEISTEL_ROUNDS):
-            left, right = right, left ^ (_mix(right ^ _mix(key[out] + np.uint64(turn))) & mask)
-        image[out] = left << half | right
-        out = image >= n
-    return image
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's step and finaliser (Steele, Lea, Flood, OOPSLA 2014): uint64 to uint64."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return x ^ x >> np.uint64(31)
 
 
 def _weights(weights: np.ndarray | None, place_BT: np.ndarray) -> np.ndarray:
@@ -178,10 +173,14 @@ def _weights(weights: np.ndarray | None, place_BT: np.ndarray) -> np.ndarray:
     return weights[place_BT[:, 1:]].astype(np.float32)
 
 
-def _batch(window_BT: np.ndarray, weights_BT: np.ndarray) -> Batch:
+def _batch(ids_BT: np.ndarray, weights_BT: np.ndarray, boundary: Boundary | None) -> Batch:
     """Splits windows of T + 1 ids into inputs and targets."""
-    tokens_BT, targets_BT = map(np.ascontiguousarray, (window_BT[:, :-1], window_BT[:, 1:]))
-    return Batch(tokens_BT=tokens_BT, targets_BT=targets_BT, weights_BT=weights_BT)
+    ids_BT = ids_BT.astype(np.int32)
+    tokens_BT, targets_BT = map(np.ascontiguousarray, (ids_BT[:, :-1], ids_BT[:, 1:]))
+    if boundary is None:
+        return Batch(tokens_BT, targets_BT, weights_BT)
+    weights_BT = weights_BT * ~boundary.begins(ids_BT)[:, 1:]
+    return Batch(tokens_BT, targets_BT, weights_BT, *boundary.split(tokens_BT))
 
 
 def _check_sizes(context_length: int, batch_size: int) -> None:

@@ -34,8 +34,8 @@ END_NAMES = (
     "<eos>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
-CHUNK = 1 << 16  # characters of a chunk; BATCH chunks are worked on in parallel
-BATCH = 64
+CHUNK = 1 << 11  # characters of a chunk; long ones are slower. BATCH are worked on in parallel
+BATCH = 1 << 10
 BOUNDARY = re.compile(r"(?<=\S)(?=[ \n])")
 # As the library writes it down: GPT-2's regular expression, no space put in front.
 GPT2_SPLITTING = {

@@ -5,6 +5,12 @@ import dataclasses
 
 from jaxgpt.errors import ConfigError
 
+SHARD_TOKENS = 100_000_000
+"""The most tokens of a file of `jaxgpt prepare`."""
+
+BPE_SAMPLE_BYTES = 50_000_000
+"""What `jaxgpt prepare` trains a bpe tokenizer on."""
+
 FORMATS = ("text", "chat", "prompt-completion")
 
 
@@ -12,8 +18,10 @@ FORMATS = ("text", "chat", "prompt-completion")
 class DataConfig:
     """The text, its tokenizer, and how it is split. The order of batches follows `train.seed`."""
 
-    path: str | None = None  # file, folder, hf://OWNER/NAME; None: CPython's language reference
-    tokenizer: str = "char"  # char, byte, bpe (trained here), pretrained, tokenizer.json or folder
+    path: str | None = None  # file, folder (of text, of prepared tokens), hf://NAME; None: built in
+    mixture: dict[str, float] | None = None  # {folder of prepared tokens: weight}, in place of path
+    mask_documents: bool = False  # documents in one window do not see each other
+    tokenizer: str = "char"  # char, byte, bpe (trained here), gpt2, pretrained, a file or folder
     vocab_size: int = 4096  # of a bpe tokenizer that is trained here
     format: str = "text"  # text, or rows of which answers are trained: chat, prompt-completion
     val_fraction: float = 0.1  # the last part of the text, by characters, is for validation
@@ -43,7 +51,28 @@ class DataConfig:
                 f"column and rows are for format=text; format={self.format} names its own columns",
                 fix="leave them out",
             )
+        if self.mask_documents and self.format == "chat":
+            raise ConfigError(
+                "mask_documents is for format=text and prompt-completion: a chat template may end "
+                "every turn with the token that ends a document",
+                fix="--data.mask_documents=false",
+            )
+        if self.mixture is not None:
+            self._check_mixture()
         if self.max_chars is not None and self.max_chars < 1:
             raise ConfigError(f"max_chars={self.max_chars} must be at least 1")
         if not 0 < self.hub_timeout < float("inf"):
             raise ConfigError(f"hub_timeout={self.hub_timeout} must be a number above 0")
+
+    def _check_mixture(self) -> None:
+        if self.path is not None:
+            raise ConfigError(
+                f"data.path={self.path} and data.mixture exclude each other",
+                fix="--data.path=null, or leave the mixture out",
+            )
+        weights = self.mixture or {}
+        if not weights or not all(0 < weight < float("inf") for weight in weights.values()):
+            raise ConfigError(
+                f"data.mixture={weights} must give each folder a weight above 0",
+                fix="--data.mixture='{FOLDER: 0.7, OTHER: 0.3}'",
+            )

@@ -96,20 +96,20 @@ def read_corpus(
       ConfigError: Nothing there, nothing in it, not text, or not in this encoding.
       ResourceError: The system refused to read it.
     """
-    decoding = _decoding(encoding, errors)
+    decoding = decoding_name(encoding, errors)
     if path is None:
-        documents = arrange([_language_reference()], max_chars=max_chars)
+        documents = arrange([language_reference()], max_chars=max_chars)
         return Corpus.of(documents, name="python-reference", decoding=decoding)
     if path == "":  # as of an unset shell variable; to Path it is the current folder
         raise ConfigError("the path of the text is empty", fix="--data.path=FILE")
     path = Path(path)
     try:
         documents = []
-        for file in _files(path):
+        for file in text_files(path):
             texts, are_rows = read_texts(file, encoding=encoding, errors=errors, column=column)
             documents += arrange(texts, rows=rows) if are_rows else texts
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     documents = arrange(documents, max_chars=max_chars)
     return Corpus.of(documents, name=path.name, decoding=decoding)
 
@@ -137,15 +137,15 @@ def read_examples(
     """
     if path is None or path == "":
         raise ConfigError(f"format={format} needs rows", fix="--data.path=FILE.jsonl")
-    path, decoding = Path(path), _decoding(encoding, errors)
+    path, decoding = Path(path), decoding_name(encoding, errors)
     try:
         examples = [
             example(format, row, where)
-            for file in _files(path, prefer=None)
+            for file in text_files(path, prefer=None)
             for where, row in read_rows(file, encoding=encoding, errors=errors)
         ]
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     if max_chars is not None:
         sizes = itertools.accumulate(len(one.text) for one in examples)
         examples = [one for one, end in zip(examples, sizes, strict=True) if end <= max_chars]
@@ -176,7 +176,7 @@ def arrange(
     return kept
 
 
-def _decoding(encoding: str, errors: str) -> str:
+def decoding_name(encoding: str, errors: str) -> str:
     """How bytes become text, in words that a fingerprint can be made of."""
     try:
         codecs.lookup_error(errors)
@@ -186,14 +186,16 @@ def _decoding(encoding: str, errors: str) -> str:
         raise ConfigError(str(error), fix="--data.encoding=utf-8 --data.errors=strict") from None
 
 
-def _unreadable(path: Path, error: OSError) -> ResourceError:
+def unreadable(path: Path | str, error: OSError) -> ResourceError:
+    """The error of a file that the system refuses to read."""
     return ResourceError(
         f"cannot read {error.filename or path}: {error.strerror}",
         fix="make it readable, or --data.path=FILE",
     )
 
 
-def _language_reference() -> str:
+def language_reference() -> str:
+    """`pydoc_data.topics`, sorted by name; ConfigError where this Python lacks it."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -203,7 +205,8 @@ def _language_reference() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def _files(path: Path, prefer: str | None = ".txt") -> list[Path]:
+def text_files(path: Path, prefer: str | None = ".txt") -> list[Path]:
+    """The files of a path, by the module's rule; OSError where the system refuses."""
     if path.is_file():
         return [path]
     if not path.exists():

@@ -7,7 +7,7 @@ text (rows where it is null are left out), or several are an example (`read_rows
 `a.json.gz`, which is JSON lines wherever it is found). Any other file is one text, `.json` too, and
 is kept exactly as it is stored.
 
-Left out: zip and tar, CSV, Arrow, and files larger than memory.
+Left out: zip and tar, CSV, Arrow, and files larger than memory (`streams.py`).
 """
 
 import bz2
@@ -73,8 +73,8 @@ def read_texts(file: Path, *, encoding: str, errors: str, column: str) -> tuple[
     texts = []
     for where, row in _json_lines(file, text):
         if column not in row:
-            raise _no_column(where, column, list(row))
-        texts += _text(where, column, row[column])
+            raise no_column(where, column, list(row))
+        texts += row_text(where, column, row[column])
     return texts, True
 
 
@@ -97,7 +97,7 @@ def read_rows(file: Path, *, encoding: str, errors: str) -> list[tuple[str, dict
     if suffix == ".parquet":
         rows = [
             (f"row {number} of {file}", row)
-            for number, row in enumerate(_parquet_rows(file, content, None), 1)
+            for number, row in enumerate(parquet_rows(file, content, None), 1)
         ]
     elif suffix in LINES:
         rows = list(_json_lines(file, _decode(file, content, encoding, errors)))
@@ -107,7 +107,7 @@ def read_rows(file: Path, *, encoding: str, errors: str) -> list[tuple[str, dict
             fix="--data.format=text, or another --data.path",
         )
     if not rows:
-        raise _empty(file)
+        raise empty_file(file)
     return rows
 
 
@@ -115,73 +115,94 @@ def _content(file: Path) -> tuple[bytes, str]:
     """What a file holds, unpacked, and the ending that says what this is."""
     content, suffix = file.read_bytes(), file.suffix
     if not content:
-        raise _empty(file)
+        raise empty_file(file)
     if suffix in UNPACK:
         try:
             content = UNPACK[suffix](content)
         except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
             raise ConfigError(f"cannot unpack {file}: {error}", fix="replace the file") from None
         if not content:
-            raise _empty(file)
+            raise empty_file(file)
         suffix = Path(file.stem).suffix
         suffix = ".jsonl" if suffix == ".json" else suffix
     return content, suffix
 
 
-def _empty(file: Path) -> ConfigError:
+def empty_file(file: Path) -> ConfigError:
+    """The error of a file without text."""
     return ConfigError(f"{file} is empty", fix="put text in it, remove it, or --data.path=FILE")
 
 
 def _decode(file: Path, content: bytes, encoding: str, errors: str) -> str:
-    for magic, (kind, suffix) in MAGIC.items():
-        if content.startswith(magic):
-            fix = f"name it {file.name}{suffix}, or unpack it" if suffix else "unpack it first"
-            raise ConfigError(f"{file} is {kind} data, not text", fix=fix)
+    check_magic(file, content)
     try:
         text = content.decode(encoding, errors)
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{file} is not {encoding}: byte 0x{content[error.start]:02x} at offset {error.start}"
-            + (", and it holds NUL bytes: binary, or UTF-16" if b"\0" in content else ""),
-            fix="--data.encoding=NAME or --data.errors=replace",
-        ) from None
+        raise not_decodable(file, error, error.start, nul=b"\0" in content) from None
     if "\0" in text:
-        raise ConfigError(
-            f"{file} is binary, not text: NUL at character {text.index(chr(0))}",
-            fix="--data.path=FILE with text in it, or --data.encoding=utf-16 if that is what it is",
-        )
+        raise binary_file(file, text.index("\0"))
     return text
+
+
+def check_magic(file: Path, head: bytes) -> None:
+    """Refuse data of a known kind, by its first bytes, under the name of a text."""
+    for magic, (kind, suffix) in MAGIC.items():
+        if head.startswith(magic):
+            fix = f"name it {file.name}{suffix}, or unpack it" if suffix else "unpack it first"
+            raise ConfigError(f"{file} is {kind} data, not text", fix=fix)
+
+
+def not_decodable(file: Path, error: UnicodeDecodeError, offset: int, *, nul: bool) -> ConfigError:
+    """The error of bytes that are not of the encoding; `offset` is their place in the file."""
+    return ConfigError(
+        f"{file} is not {error.encoding}: byte 0x{error.object[error.start]:02x} at offset {offset}"
+        + (", and it holds NUL bytes: binary, or UTF-16" if nul else ""),
+        fix="--data.encoding=NAME or --data.errors=replace",
+    )
+
+
+def binary_file(file: Path, place: int) -> ConfigError:
+    """The error of a text with NUL in it, at this character."""
+    return ConfigError(
+        f"{file} is binary, not text: NUL at character {place}",
+        fix="--data.path=FILE with text in it, or --data.encoding=utf-16 if that is what it is",
+    )
 
 
 def _json_lines(file: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"line {number} of {file}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{where} is not JSON: {error}", fix="one object a line") from None
-        if not isinstance(row, dict):
-            raise ConfigError(f"{where} is no JSON object", fix='{"text": "..."}')
-        yield where, row
+        if line.strip():
+            where = f"line {number} of {file}"
+            yield where, json_row(where, line)
+
+
+def json_row(where: str, line: str) -> dict[str, Any]:
+    """One line as an object."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not JSON: {error}", fix="one object a line") from None
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where} is no JSON object", fix='{"text": "..."}')
+    return row
 
 
 def _parquet(file: Path, content: bytes, column: str) -> Iterator[str]:
-    for row in _parquet_rows(file, content, column):
-        yield from _text(str(file), column, row[column])
+    for row in parquet_rows(file, content, column):
+        yield from row_text(str(file), column, row[column])
 
 
-def _parquet_rows(file: Path, content: bytes, column: str | None) -> Iterator[dict[str, Any]]:
-    """Rows of one column, or of all."""
+def parquet_rows(file: Path, content: bytes | None, column: str | None) -> Iterator[dict[str, Any]]:
+    """Rows of one column, or of all; of the file itself, group by group, without its content."""
     import pyarrow
     from pyarrow import parquet
 
     try:
-        table = parquet.ParquetFile(pyarrow.BufferReader(content))
+        source = str(file) if content is None else pyarrow.BufferReader(content)
+        table = parquet.ParquetFile(source)
         names = table.schema_arrow.names
         if column is not None and column not in names:
-            raise _no_column(str(file), column, names)
+            raise no_column(str(file), column, names)
         for batch in table.iter_batches(columns=None if column is None else [column]):
             yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
@@ -189,12 +210,14 @@ def _parquet_rows(file: Path, content: bytes, column: str | None) -> Iterator[di
         raise ConfigError(f"{file} is not whole parquet: {line}", fix="replace the file") from None
 
 
-def _no_column(where: str, column: str, names: list[str]) -> ConfigError:
+def no_column(where: str, column: str, names: list[str]) -> ConfigError:
+    """The error of a row, or a file, without the column of the text."""
     found = ", ".join(names) or "none"
     return ConfigError(f"{where} has no column {column!r} but {found}", fix="--data.column=NAME")
 
 
-def _text(where: str, column: str, value: Any) -> Iterator[str]:
+def row_text(where: str, column: str, value: Any) -> Iterator[str]:
+    """The text of a row: none where it is null."""
     if isinstance(value, str):
         yield value
     elif value is not None:

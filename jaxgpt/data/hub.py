@@ -68,8 +68,23 @@ def read_hub(
       ConfigError: No such set, subset, split or column; a gated set.
       ResourceError: The hub cannot be reached, stalls, breaks off, or refuses for now.
     """
+    request = hub_request(data, revision)
+    texts: list[str] = []
+    message: dict[str, Any] = {}
+    for message in ask(request, data.hub_timeout, check):
+        texts += message.get("rows", ())
+    documents = arrange(texts, rows=data.rows, max_chars=data.max_chars)
+    return Corpus.of(documents, name=request["repo"]), message["revision"]
+
+
+def hub_request(data: DataConfig, revision: str | None = None) -> dict[str, Any]:
+    """What the worker is asked for: see `read_hub`.
+
+    Raises:
+      ConfigError: The path names no set.
+    """
     repo, subset, named = _parse(str(data.path))
-    request = WORDS | {
+    return WORDS | {
         "type": "dataset",
         "repo": repo,
         "revision": revision or named,
@@ -79,12 +94,6 @@ def read_hub(
         "stream": data.stream,
         "max_chars": data.max_chars,
     }
-    texts: list[str] = []
-    message: dict[str, Any] = {}
-    for message in ask(request, data.hub_timeout, check):
-        texts += message.get("rows", ())
-    documents = arrange(texts, rows=data.rows, max_chars=data.max_chars)
-    return Corpus.of(documents, name=repo), message["revision"]
 
 
 def _parse(path: str) -> tuple[str, str | None, str | None]:
@@ -144,8 +153,9 @@ def _messages(request: dict[str, Any], check: Callable[[], None]) -> Generator[d
     )
     assert worker.stdin and worker.stdout
     try:
-        worker.stdin.write(json.dumps(request).encode() + b"\n")
-        worker.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it is dead; its output ends below
+            worker.stdin.write(json.dumps(request).encode() + b"\n")
+            worker.stdin.flush()
         rest, heard = b"", time.monotonic()
         while True:
             check()
@@ -164,8 +174,9 @@ def _messages(request: dict[str, Any], check: Callable[[], None]) -> Generator[d
     finally:
         worker.kill()
         worker.wait()
-        worker.stdin.close()
         worker.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            worker.stdin.close()
 
 
 def _environment(timeout_s: float) -> dict[str, str]:

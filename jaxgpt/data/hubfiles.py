@@ -30,7 +30,8 @@ def fetch_files(request: dict[str, Any], say: Callable[..., None]) -> dict[str, 
     """Fetch a model's files where the cache lacks them.
 
     Args:
-      request: `repo`, `revision` (None: main), `timeout_s`.
+      request: `repo`, `revision` (None: main), `timeout_s`; `weights` is false where the tokenizer
+        is all that is wanted.
       say: Called with `fetching` and `n_bytes` for each file that is not there.
 
     Returns:
@@ -56,7 +57,8 @@ def fetch_files(request: dict[str, Any], say: Callable[..., None]) -> dict[str, 
 
     for name in filter(SMALL_FILES.fullmatch, names):
         fetch(name)
-    weights = [name for name in (WEIGHTS, INDEX) if name in names][:1]
+    wanted = (WEIGHTS, INDEX) if request.get("weights", True) else ()
+    weights = [name for name in wanted if name in names][:1]
     for name in weights:
         for shard in _weights(os.path.dirname(fetch(name))):
             fetch(shard)
@@ -74,7 +76,7 @@ def _cached(request: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(config, str):
         raise Refused(f"{repo} at {revision} is not cached, and HF_HUB_OFFLINE is set")
     folder = os.path.dirname(config)
-    for name in _weights(folder):
+    for name in _weights(folder) if request.get("weights", True) else ():
         if not os.path.exists(os.path.join(folder, name)):
             raise Refused(f"{name} of {repo} is not cached, and HF_HUB_OFFLINE is set")
     return {"folder": folder, "revision": os.path.basename(folder), "pickles": []}

@@ -13,11 +13,11 @@ ROWS = 256  # that are sent together
 
 
 def send_rows(request: dict[str, Any], say: Callable[..., None]) -> dict[str, Any]:
-    """Send a column as `rows`, in groups, up to `max_chars` characters.
+    """Send the `commit`, then a column as `rows`, in groups, up to `max_chars` characters.
 
     Args:
       request: As for `open_rows`, and `max_chars`, which may be None.
-      say: Called with each group.
+      say: Called with the commit, and with each group.
 
     Returns:
       The `revision` that they are of.
@@ -26,6 +26,7 @@ def send_rows(request: dict[str, Any], say: Callable[..., None]) -> dict[str, An
       Refused: The column holds something other than text, or as for `open_rows`.
     """
     revision, groups = open_rows(request)
+    say(commit=revision)
     left = request["max_chars"]
     for group in groups:
         texts = [text for text in group if text is not None]

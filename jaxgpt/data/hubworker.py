@@ -5,9 +5,9 @@ Calls into the hub's client can block for minutes, retry, and fall back to anoth
 a word, and a thread that blocks cannot be ended. So they are made here, in a process of their own
 that imports of jaxgpt only what needs neither jax nor numpy. It takes one JSON object on stdin, of
 `type` dataset (`hubrows.py`) or model (`hubfiles.py`), and writes JSON objects, one a line: `{}`
-where bytes arrived or work was done, `{"rows": [...]}` or `{"fetching": ..., "n_bytes": ...}`, and
-at last `{"revision": ..., ...}` or `{"error": ..., "fix": ..., "bad_input": ...}`. It ends when its
-stdin is closed: its parent is gone.
+where bytes arrived or work was done, `{"commit": ...}`, `{"rows": [...]}` or
+`{"fetching": ..., "n_bytes": ...}`, and at last `{"revision": ..., ...}` or `{"error": ...,
+"fix": ..., "bad_input": ...}`. It ends when its stdin is closed: its parent is gone.
 """
 
 import json

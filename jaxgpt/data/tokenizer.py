@@ -18,6 +18,7 @@ from jaxtyping import Int32
 from jaxgpt.data.base import Stored, Tokenizer, to_bytes
 from jaxgpt.data.bpe import BPETokenizer, train_bpe
 from jaxgpt.data.corpus import Corpus
+from jaxgpt.data.hubtokenizer import NAMED, fetch_tokenizer
 from jaxgpt.data.pretrained import PretrainedTokenizer, load_folder_tokenizer
 from jaxgpt.errors import ConfigError, ResourceError
 
@@ -157,13 +158,17 @@ def train_tokenizer(kind: str | Path, corpus: Corpus, vocab_size: int) -> Tokeni
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Reads a tokenizer that `save` wrote, any tokenizer.json, or a Hugging Face folder's.
 
+    Where nothing of that name is here, `gpt2` is fetched from the hub (`hubtokenizer.py`).
+
     Raises:
       ConfigError: No such file, or not a usable tokenizer.
-      ResourceError: The system refused to read it.
+      ResourceError: The system, or the hub, refused to read it.
     """
     where = str(path)
     if Path(path).is_dir():
         return load_folder_tokenizer(path)
+    if where in NAMED and not Path(path).exists():
+        return fetch_tokenizer(where)
     try:
         text = Path(path).read_bytes().decode()
         match json.loads(text):
@@ -182,7 +187,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return BPETokenizer(text)
     except FileNotFoundError:
         raise ConfigError(
-            f"no tokenizer at {where}", fix="--data.tokenizer=char, byte, bpe or a file"
+            f"no tokenizer at {where}", fix="--data.tokenizer=char, byte, bpe, gpt2 or a file"
         ) from None
     except OSError as error:
         raise ResourceError(f"cannot read {where}: {error.strerror}") from error

@@ -7,7 +7,7 @@ fits; of rows with answers, last, one byte for each id in the same order: 1 wher
 0 where it is only read. The header carries the fingerprints of tokenizer and text, so that ids are
 never read with another tokenizer and are made again when the text changes.
 
-Left out: shards, and texts larger than memory (the ids may be larger; the text is read whole).
+Left out: texts larger than memory, which are prepared in shards (`prepare.py`).
 """
 
 import json

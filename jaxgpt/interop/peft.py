@@ -64,6 +64,8 @@ def save_adapter(
     """
     if lora.rank is None:
         raise ConfigError("there are no adapters", fix="export the model itself")
+    if config.mup_base is not None:
+        raise ConfigError("adapters of a model with mup_base fit no other", fix="export the model")
     check_place(Path(folder).expanduser(), force=force)
     name, shapes = write_config(config, family)["model_type"], true_shapes(config)
     pieces = plan(FAMILIES[name].rows, config, shapes)

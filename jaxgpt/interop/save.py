@@ -19,6 +19,7 @@ from jaxgpt.data.base import Tokenizer
 from jaxgpt.data.pretrained import load_folder_tokenizer
 from jaxgpt.errors import CheckpointError, ConfigError
 from jaxgpt.interop.families import FAMILIES, write_config
+from jaxgpt.interop.folded import folded
 from jaxgpt.interop.load import open_folder
 from jaxgpt.interop.newfolder import check_place, new_folder
 from jaxgpt.interop.rows import Piece, Shape, flat_shapes, plan, true_shapes
@@ -86,7 +87,8 @@ def save(
         raise ConfigError(f"dtype {kind} is no dtype of weights", fix="float32 or bfloat16")
     check_place(Path(folder).expanduser(), force=force)
     data = write_config(cfg, family)
-    shapes, flat = true_shapes(cfg), check_params(cfg, params)
+    shapes = true_shapes(cfg)
+    cfg, flat = folded(cfg, check_params(cfg, params))
     pieces = plan(FAMILIES[data["model_type"]].rows, cfg, shapes)
     tensors = {
         name: piece.tensor_shape(shapes[piece.params[0]])

@@ -16,6 +16,9 @@ from jaxgpt.model import ModelConfig
 from jaxgpt.sample.generate import Chunk, stream
 from jaxgpt.shapes import Params
 
+MAX_SAMPLES = 65_536
+"""Samples side by side; a number that no memory holds is a mistake, to be named as one."""
+
 
 class Piece(NamedTuple):
     """The next text of one sample.
@@ -58,6 +61,9 @@ def stream_text(
     """
     if samples < 1:
         raise ConfigError(f"num_samples={samples} is too small", fix="--num-samples=1")
+    if samples > MAX_SAMPLES:
+        what = f"num_samples={samples} is more than {MAX_SAMPLES} side by side"
+        raise ConfigError(what, fix="fewer at a time, each time with another --seed")
     given = [int(i) for i in (tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)]
     rows = [_Row(tokenizer, given, stop) for _ in range(samples)]
     start = [*begin_ids(tokenizer), *given] if isinstance(prompt, str) else given

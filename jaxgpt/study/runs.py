@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
+from jaxgpt.data.config import DataConfig
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer
-from jaxgpt.data.tokens import open_tokens
 from jaxgpt.model import ModelConfig
 from jaxgpt.sample.filters import Sampling
 from jaxgpt.sample.text import stream_text
@@ -21,7 +21,9 @@ from jaxgpt.study.plots import attention_maps, plot_attention, plot_losses
 from jaxgpt.train.files import MetricsWriter, read_metrics
 from jaxgpt.train.rundata import with_vocabulary
 from jaxgpt.train.runfolder import RunFolder
+from jaxgpt.train.texts import first_ids
 
+_PLAIN = DataConfig()
 TEXT_TOKENS = 24  # of the validation text, where no text is given
 SHOWN_CHARS = 100  # of a sample
 
@@ -93,6 +95,7 @@ def draw_attention(
     model: ModelConfig,
     params: Params,
     *,
+    data: DataConfig = _PLAIN,
     text: str = "",
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
@@ -103,6 +106,7 @@ def draw_attention(
       folder: The run.
       model: Its model; `vocab_size` None takes the tokenizer's.
       params: Its parameters.
+      data: Where its tokens are, unless they are in the run's folder.
       text: What the model reads; empty: the first tokens of the validation text.
       layers: Which layers; None: the first and the last.
       heads: Which heads; None: the first two.
@@ -117,9 +121,7 @@ def draw_attention(
     if text:
         ids = [int(i) for i in tokenizer.encode(text)]
     else:
-        tokens = open_tokens(folder.tokens_path / "tokens.bin", tokenizer=tokenizer)
-        known = tokens.val if len(tokens.val) > 1 else tokens.train
-        ids = [int(i) for i in known[: min(TEXT_TOKENS, model.context_length)]]
+        ids = first_ids(folder, data, tokenizer, min(TEXT_TOKENS, model.context_length))
     layers = sorted({0, model.n_layers - 1}) if layers is None else layers
     maps = attention_maps(model, _on_one_device(params), ids, layers)
     if heads is None:

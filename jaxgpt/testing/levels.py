@@ -34,6 +34,7 @@ LEVELS: dict[str, tuple[Any, ...]] = {
     "ModelConfig.dropout": (0.0, 0.25),
     "ModelConfig.edits": EDITS,
     "ModelConfig.vocab_multiple": (1, 32),
+    "ModelConfig.mup_base": (None, 8),
     "Normal.std": (0.3, None),
     "Normal.embedding_std": (0.5,),
     "Embed.width": (None, 8),
@@ -101,6 +102,8 @@ LEVELS: dict[str, tuple[Any, ...]] = {
 
 # Each pair of settings that a model refuses, and what it says.
 EXCLUDED = {
+    ("mup_base=8", "embed(Embed).scale=True"): "there is no muP rule for embed.scale",
+    ("mup_base=8", "embed(Embed).width=8"): "there is no muP rule for embed.scale",
     ("attention(GQA).head_dim=6", "position(RoPE).fraction=0.5"): "it must be an even number",
     (f"edits={WINDOWS!r}", "attention=MLA"): "layer edit sets 'attention.window'",
     ("ffn=MoE", "ffn(MoE).expert=MoE"): "is neither a GatedMLP nor an MLP",

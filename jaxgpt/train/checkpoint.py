@@ -3,11 +3,11 @@
 
     checkpoints/step_00001200/  params/  rest/  meta/metadata  commit_success.txt
 
-A step folder holds the parameters and the rest of the train state as two Orbax items, so that
-sampling reads no optimizer moments, and the meta file of `jaxgpt.train.stepfolder`, committed
-together by one rename. Orbax's `CheckpointManager` reads this layout; it is not used here, because
-it counts unfinished folders as steps, skips saves in silence and hides failed ones. When to save,
-and the lock on the run (`RunFolder.lock`), are the caller's.
+A step folder holds the parameters, the rest of the train state and perhaps `ema`, a moving average,
+as Orbax items, so that sampling reads no moments, and the meta file of `jaxgpt.train.stepfolder`,
+committed together by one rename. Orbax's `CheckpointManager` reads this layout; it is not used,
+because it counts unfinished folders as steps, skips saves in silence and hides failed ones. When to
+save, and the lock on the run (`RunFolder.lock`), are the caller's.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import jax
 from jaxtyping import PyTree
 
 from jaxgpt.errors import CheckpointError, ConfigError, DivergedError, ResourceError
+from jaxgpt.train import processes
 from jaxgpt.train.digest import inspect
 from jaxgpt.train.files import refusal, refused
 from jaxgpt.train.restore import Restored, restore, set_aside
@@ -75,7 +76,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._pending: tuple[int, int] | None = None  # step and bytes of the save under way
         if read_only and not self.directory.is_dir():
             raise CheckpointError("there are no checkpoints", where=str(self.directory))
-        if not read_only:
+        if not read_only and processes.leads():
             try:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 delete_leftovers(self.directory)
@@ -89,6 +90,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         params: PyTree,
         rest: PyTree,
         *,
+        ema: PyTree | None = None,
         val_loss: float | None = None,
         extra: dict[str, Any] | None = None,
     ) -> None:
@@ -100,6 +102,7 @@ class Checkpoints(contextlib.AbstractContextManager):
           step: Number of finished steps.
           params: Parameters: jax arrays of any sharding.
           rest: Everything else of the train state: jax arrays.
+          ema: Moving average of parameters; None: there is none.
           val_loss: Validation loss in nats; not finite counts as the worst.
           extra: JSON facts to get back with the state.
 
@@ -110,7 +113,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         """
         if self.read_only:
             raise ValueError("these checkpoints are open for reading only")
-        state = {"params": params, "rest": rest}
+        state = {"params": params, "rest": rest} | ({} if ema is None else {"ema": ema})
         digests, not_finite = inspect(state)
         if not_finite:
             raise DivergedError(
@@ -119,7 +122,7 @@ class Checkpoints(contextlib.AbstractContextManager):
                 fix="run again from the last checkpoint with a lower learning rate",
             )
         self.wait()
-        if self._holds(step, digests):
+        if processes.lead("held", lambda: self._holds(step, digests)):
             return
         self._pending = step, sum(x.nbytes for x in jax.tree.leaves(state))
         try:
@@ -151,13 +154,14 @@ class Checkpoints(contextlib.AbstractContextManager):
         step, _ = self._pending
         try:
             self._storage.wait()
-            read_meta(self._folder(step), step)
-            sync_step(self._folder(step))
+            if processes.leads():
+                read_meta(self._folder(step), step)
+                sync_step(self._folder(step))
         except Exception as error:
             self._fail(error)
         self._pending = None
         self.on_saved(step)
-        if jax.process_index() == 0:
+        if processes.leads():
             self._retire()
 
     def close(self) -> None:
@@ -168,6 +172,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             self._storage.close()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if processes.may_be_lost(error):
+            return  # the save under way would wait for it
         try:
             self.close()
         except (CheckpointError, ResourceError) as late:
@@ -180,10 +186,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         return [s for s, folder in step_folders(self.directory).items() if is_committed(folder)]
 
     def val_loss(self, step: int) -> float | None:
-        """The validation loss in nats that `step` was saved with; None if absent or not finite.
-
-        Args:
-          step: One of `steps()`.
+        """Of one of `steps()`, in nats; None if absent or not finite.
 
         Raises:
           CheckpointError: The step is not there or damaged.
@@ -200,13 +203,19 @@ class Checkpoints(contextlib.AbstractContextManager):
         return min(losses, key=losses.__getitem__, default=None)
 
     def restore(
-        self, abstract_params: PyTree, abstract_rest: PyTree, *, step: int | None = None
+        self,
+        abstract_params: PyTree,
+        abstract_rest: PyTree,
+        abstract_ema: PyTree | None = None,
+        *,
+        step: int | None = None,
     ) -> Restored | None:
         """Read the newest state that passes its digest; damaged newer ones are moved aside.
 
         Args:
           abstract_params: `jax.ShapeDtypeStruct` with sharding for every parameter.
           abstract_rest: The same for the rest of the state.
+          abstract_ema: The same for the moving average; None: it is not read.
           step: Only this step, instead of the newest usable one.
 
         Returns:
@@ -217,26 +226,30 @@ class Checkpoints(contextlib.AbstractContextManager):
           ConfigError: The step is of another model: paths, shapes or dtypes differ.
           ResourceError: Reading was refused, or memory is short.
         """
-        return self._restore({"params": abstract_params, "rest": abstract_rest}, step)
+        wanted = {"params": abstract_params, "rest": abstract_rest, "ema": abstract_ema}
+        return self._restore(wanted, step)
 
-    def restore_params(self, abstract_params: PyTree, *, step: int | None = None) -> Restored:
-        """Read the parameters alone. Arguments and errors are those of `restore`.
-
-        Args:
-          abstract_params: `jax.ShapeDtypeStruct` with sharding for every parameter.
-          step: Only this step, instead of the newest usable one.
+    def restore_params(
+        self,
+        abstract_params: PyTree,
+        abstract_ema: PyTree | None = None,
+        *,
+        step: int | None = None,
+    ) -> Restored:
+        """Read no moments. Arguments and errors are those of `restore`.
 
         Raises:
           CheckpointError: Also if there is no step at all.
         """
-        found = self._restore({"params": abstract_params}, step)
+        found = self._restore({"params": abstract_params, "ema": abstract_ema}, step)
         if found is None:
             raise CheckpointError("the run has no checkpoint yet", where=str(self.directory))
         return found
 
     def _restore(self, wanted: dict[str, Any], step: int | None) -> Restored | None:
         self.wait()
-        move = not self.read_only and jax.process_index() == 0
+        wanted = {name: tree for name, tree in wanted.items() if tree is not None}
+        move = not self.read_only and processes.leads()
         return restore(
             self.directory, wanted, self._storage.read, step=step, move=move, warn=self.warn
         )
@@ -278,7 +291,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         if step is not None:
             self._storage.settle()
             with contextlib.suppress(OSError):
-                delete_leftovers(self.directory)
+                delete_leftovers(self.directory) if processes.leads() else None
         if isinstance(error, CheckpointError):
             raise CheckpointError(f"{what}: {error}", where=str(self.directory)) from error
         if refusal(error) is None:

@@ -5,7 +5,11 @@ Nothing here happens on import: the first call that asks for devices starts the 
 """
 
 import importlib.util
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +49,25 @@ def check_devices() -> list[Any]:
             f"no device for JAX_PLATFORMS={wanted}: {reason}",
             fix="JAX_PLATFORMS=cpu, or the package for the device: " + INSTALL,
         ) from error
+
+
+def check_xla_flags() -> None:
+    """Let another process read XLA_FLAGS first, if it is set: where XLA knows no flag it aborts.
+
+    Raises:
+      ConfigError: It does.
+    """
+    flags = os.environ.get("XLA_FLAGS")
+    if not flags:
+        return
+    command = [sys.executable, "-c", "from jaxlib import _jax; _jax.CompileOptions()"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode and "XLA_FLAGS" in done.stderr + done.stdout:
+        said = re.search(r"\] (.*value.*for flag.*|.*XLA_FLAGS.*)", done.stderr)
+        raise ConfigError(
+            f"XLA refuses XLA_FLAGS={flags}" + (f": {said[1]}" if said else ""),
+            fix="unset XLA_FLAGS",
+        )
 
 
 def choose_device(device: Literal["cpu", "gpu", "tpu"] | None) -> None:

@@ -6,18 +6,21 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxgpt.data.batches import Batch, eval_batches
+from jaxgpt.data.packing import Boundary
+from jaxgpt.data.shardedids import ShardedIds
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.losses import Score
 
 
 def evaluate(
     nats_of: Callable[[Batch], np.ndarray],
-    tokens: np.ndarray,
+    tokens: np.ndarray | ShardedIds,
     tokenizer: Tokenizer,
     *,
     context_length: int,
     batch_size: int,
     weights: np.ndarray | None = None,
+    boundary: Boundary | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Score | None:
     """Score a text in windows of `context_length` without overlap.
@@ -32,6 +35,7 @@ def evaluate(
       context_length: T.
       batch_size: B.
       weights: 1 for each id that is scored, 0 for the others; None: all are.
+      boundary: What keeps documents apart; then the first id of each is not scored.
       stop: Asked before each batch; True ends the pass.
 
     Returns:
@@ -40,7 +44,7 @@ def evaluate(
     n_bytes = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)])
     n_chars = np.array([_characters(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)])
     nats, counted, chars, bytes_ = 0.0, 0, 0, 0
-    for batch in eval_batches(tokens, context_length, batch_size, weights):
+    for batch in eval_batches(tokens, context_length, batch_size, weights, boundary):
         if stop():
             return None
         nats += float(np.asarray(nats_of(batch), np.float64).sum())

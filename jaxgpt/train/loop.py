@@ -11,22 +11,18 @@ from typing import Any
 import jax
 
 from jaxgpt.data.config import DataConfig
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.model import ModelConfig
 from jaxgpt.shapes import Params
-from jaxgpt.train import sharding
+from jaxgpt.train import processes, sharding
 from jaxgpt.train.checkpoint import Checkpoints
 from jaxgpt.train.config import LoraConfig, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.train.devices import describe_devices
-from jaxgpt.train.files import MetricsWriter
+from jaxgpt.train.files import MetricsWriter, read_metrics
 from jaxgpt.train.report import Reporter
-from jaxgpt.train.rundata import (
-    check_ids,
-    note_session,
-    open_data,
-    read_facts,
-    with_vocabulary,
-)
+from jaxgpt.train.rundata import note_session, read_facts
 from jaxgpt.train.runfolder import RunFolder, Signals
+from jaxgpt.train.texts import Texts, open_texts
 from jaxgpt.train.trainer import Hook, Trainer, Weights
 
 # Called with each record of metrics.jsonl, from then on its own.
@@ -79,22 +75,23 @@ def fit(
       ResourceError: Storage or memory refused.
       Interrupted: A signal came; the state was saved, unless there was none yet.
     """
+    leads, length = processes.leads(), model.context_length
     with (
         Signals() as signals,
-        Reporter(train.steps, train.batch_size * model.context_length, listeners) as out,
+        Reporter(
+            train.steps, lambda n: train.sizes.before(n) * length, listeners, silent=not leads
+        ) as out,
     ):
         out.say(f"{folder.path.name}: {describe_devices()}")
-        sharding.check_rows(train.batch_size, train.accumulate, jax.device_count())
-        facts = read_facts(folder)
-        tokens, tokenizer = open_data(folder, data, facts, signals)
-        model = with_vocabulary(model, tokenizer)
-        check_ids(tokens, model)
-        out.say(
-            f"{tokens.path.name}: {len(tokens.train):,} training and {len(tokens.val):,} "
-            f"validation tokens, {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,}"
-        )
+        devices = sharding.make_mesh(mesh)
+        processes.connect(devices)
+        stop = processes.Stop(devices, signals)
+        for rows in (train.batch_size, *train.sizes.all()):
+            sharding.check_rows(rows, train.micro_batches(rows), devices)
+        facts, tokens, tokenizer = _open(folder, data, signals, out)
+        model = tokens.vocabulary_of(model, tokenizer)
         horizon = facts.setdefault("horizon", train.steps)
-        trainer = Trainer(model, optim, train, lora, mesh, tokens, tokenizer, horizon)
+        trainer = Trainer(model, optim, train, lora, devices, tokens, tokenizer, horizon)
         with Checkpoints(
             folder.checkpoints_path,
             keep=train.keep,
@@ -102,22 +99,52 @@ def fit(
             warn=lambda line: out.say(f"warning: {line}"),
         ) as checkpoints:
             state, start = trainer.begin(checkpoints, weights)
-            if start >= train.steps:
+            owed = tokens.scored and processes.lead("owed", lambda: _owed(folder, start, train))
+            if start >= train.steps and not owed:
                 out.say(
                     f"{folder.path.name} is finished at step {start}; nothing is done. "
                     f"Go on with --train.steps={2 * start}, or begin another --run"
                 )
                 return
-            folder.require_space(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state.params)) * 3)
-            note_session(folder, facts, start)
-            resumed = start or -1  # a record of step 0 is of an earlier start
-            out.start(start, MetricsWriter(folder.metrics_path, resume_step=resumed))
+            if leads:
+                folder.require_space(6 * sum(x.nbytes for x in jax.tree.leaves(state.params)))
+                note_session(folder, facts, start)
+                resumed = start or -1  # a record of step 0 is of an earlier start
+                out.start(start, MetricsWriter(folder.metrics_path, resume_step=resumed))
+            processes.meet("started")
             if start:
                 out.say(f"going on from step {start}")
-            elif weights is not None:
-                trainer.evaluate(0, state.params, out, signals, hooks)
-            params = trainer.run(state, start, checkpoints, out, signals, hooks)
+            if owed or (weights is not None and not start):
+                trainer.evaluate(start, state, out, stop, hooks)
+            params = trainer.run(state, start, checkpoints, out, stop, hooks)
             checkpoints.wait()
-            for ending in endings:
-                out.say_if(ending(trainer.merged(params)))
+            stop.check(f"after step {train.steps}, which is saved", stop.now())
+            trainer.show(params, out, endings)
         out.say(f"done: {folder.path}")
+
+
+def _open(
+    folder: RunFolder, data: DataConfig, signals: Signals, out: Reporter
+) -> tuple[dict[str, Any], Texts, Tokenizer]:
+    """The run's facts, ids and tokenizer. Process 0 makes what there is to make, others read it."""
+
+    def check() -> None:
+        signals.check("while process 0 prepared the data")
+
+    leads = processes.leads()
+    facts = read_facts(folder) if leads else {}
+    opened = open_texts(folder, data, facts, signals) if leads else None
+    facts = processes.lead("facts", lambda: facts, check)
+    texts, tokenizer = opened or open_texts(folder, data, facts, signals)
+    processes.meet("texts", check)
+    for line in texts.lines(tokenizer):
+        out.say(line)
+    return facts, texts, tokenizer
+
+
+def _owed(folder: RunFolder, step: int, train: TrainConfig) -> bool:
+    """Whether the evaluation that belongs to a saved step is not on record: a signal ended it."""
+    if not step or (step < train.steps and step % train.eval_every):
+        return False
+    records = read_metrics(folder.metrics_path)
+    return not any(r.get("step") == step and "val_nats_per_token" in r for r in records)

@@ -18,23 +18,34 @@ from jaxgpt.train.files import MetricsWriter
 
 
 class Reporter(contextlib.AbstractContextManager):
-    """Shows the progress of `steps` optimizer steps of `tokens_per_step` tokens each."""
+    """Shows the progress of `steps` optimizer steps.
+
+    Args:
+      steps: All there will be.
+      tokens_in: The exact number of tokens in the first n steps.
+      listeners: Called with each record.
+      silent: Say nothing, for another process does.
+    """
 
     def __init__(
         self,
         steps: int,
-        tokens_per_step: int,
+        tokens_in: Callable[[int], int],
         listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
+        *,
+        silent: bool = False,
     ):
-        self.steps, self.tokens_per_step, self.listeners = steps, tokens_per_step, listeners
+        self.steps, self.tokens_in, self.listeners = steps, tokens_in, listeners
+        self.silent = silent
         self.metrics: MetricsWriter | None = None
+        self.speed: Callable[[float], dict[str, float]] = lambda tokens_per_s: {}
         self._started = time.monotonic()
-        self._working = 0.0  # seconds spent on the `_counted` steps, evaluation left out
+        self._working = 0.0  # seconds spent on the `_counted` tokens, evaluation left out
         self._counted = 0
         self._since: float | None = None
         self._bar: Progress | None = None
         with contextlib.suppress(ValueError, OSError, AttributeError):
-            if sys.stdout.isatty():
+            if not silent and sys.stdout.isatty():
                 self._bar = Progress(
                     TextColumn("{task.description}"),
                     BarColumn(None),
@@ -53,6 +64,8 @@ class Reporter(contextlib.AbstractContextManager):
 
     def say(self, line: str) -> None:
         """One line, at once."""
+        if self.silent:
+            return
         with self._quiet():
             if self._bar is not None:
                 self._bar.console.print(line, markup=False, soft_wrap=True)
@@ -64,7 +77,7 @@ class Reporter(contextlib.AbstractContextManager):
         if line:
             self.say(line)
 
-    def start(self, step: int, metrics: MetricsWriter) -> None:
+    def start(self, step: int, metrics: MetricsWriter | None) -> None:
         """Training begins, or goes on, after `step` finished steps."""
         self.metrics = metrics
         if self._bar is not None:
@@ -82,14 +95,23 @@ class Reporter(contextlib.AbstractContextManager):
             self._working += time.monotonic() - self._since
         self._since = None
 
-    def step(self, step: int, values: dict[str, float], *, log: bool) -> None:
-        """A step is done, and counts if the clock runs; `log` writes a line and a record."""
+    def step(
+        self, step: int, values: dict[str, float], *, log: bool, line: str | None = None
+    ) -> None:
+        """A step is done, and counts if the clock runs.
+
+        Args:
+          step: Its number.
+          values: What it measured.
+          log: Write a line and a record.
+          line: Something is the matter: what to say instead, with a record in any case.
+        """
         working = self._working
         if self._since is not None:
-            self._counted += 1
+            self._counted += self.tokens_in(step) - self.tokens_in(step - 1)
             working += time.monotonic() - self._since
-        rate = self._counted * self.tokens_per_step / working if self._counted else 0.0
-        left = (self.steps - step) * self.tokens_per_step / rate if rate else None
+        rate = self._counted / working if self._counted else 0.0
+        left = (self.tokens_in(self.steps) - self.tokens_in(step)) / rate if rate else None
         note = f"loss {values['loss_nats']:.4f}  lr {values['lr']:.2e}"
         note += f"  {rate:,.0f} tokens/s" if rate else ""
         note += f"  {clock(left)} left" if left is not None and step < self.steps else ""
@@ -97,25 +119,28 @@ class Reporter(contextlib.AbstractContextManager):
             with self._quiet():
                 note = f"step {step}/{self.steps}  {note}"
                 self._bar.update(self._task, completed=step, note=note, refresh=True)
-        if log:
-            if self._bar is None:
-                self.say(f"step {step}/{self.steps}  {note}")
-            self.record(step, {**values, "tokens_per_s": round(rate, 1)})
+        self.say_if(line)
+        if log and line is None and self._bar is None:
+            self.say(f"step {step}/{self.steps}  {note}")
+        if log or line is not None:
+            speed = {"tokens_per_s": round(rate, 1)} | (self.speed(rate) if rate else {})
+            self.record(step, values | speed)
 
-    def score(self, step: int, score: Score) -> None:
-        """An evaluation is done."""
-        values = score.metrics()
+    def score(self, step: int, score: Score, more: dict[str, float] | None = None) -> None:
+        """An evaluation is done; `more` of it is recorded beside the score."""
+        values, ema = score.metrics(), (more or {}).get("val_ema_nats_per_token")
         self.say(
             f"step {step}/{self.steps}  validation {values['val_nats_per_token']:.4f} nats/token, "
             f"{values['val_bits_per_char']:.4f} bits/character"
+            + (f", of the moving average {ema:.4f} nats/token" if ema is not None else "")
         )
-        self.record(step, values)
+        self.record(step, values | (more or {}))
 
     def record(self, step: int, values: dict[str, Any]) -> None:
         """One line of metrics.jsonl, and a call of each listener."""
         if self.metrics is not None:
             wall_s = round(time.monotonic() - self._started, 3)
-            tokens = step * self.tokens_per_step  # a Python int: does not wrap
+            tokens = self.tokens_in(step)  # a Python int: does not wrap
             record = {"step": step, "tokens": tokens, "wall_s": wall_s, **values}
             self.metrics.write(record)
             for listener in self.listeners:

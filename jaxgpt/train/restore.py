@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.errors import CheckpointError, ConfigError
+from jaxgpt.train import processes
 from jaxgpt.train.digest import by_path, digest, spec
 from jaxgpt.train.files import refused
 from jaxgpt.train.stepfolder import BadStepError, put_aside, read_meta, step_folders
@@ -26,6 +27,7 @@ class Restored:
       step: The step it was saved at.
       params: Parameters, in the shardings that were asked for.
       rest: The rest of the state; None from `Checkpoints.restore_params`.
+      ema: The moving average of parameters; None where it was not asked for.
       val_loss: Validation loss in nats; None if it was absent or not finite.
       extra: The facts given to `Checkpoints.save`.
     """
@@ -33,6 +35,7 @@ class Restored:
     step: int
     params: Any
     rest: Any
+    ema: Any
     val_loss: float | None
     extra: dict[str, Any]
 
@@ -58,7 +61,8 @@ def restore(
 
     Args:
       checkpoints: Folder of the step folders.
-      wanted: `params` and possibly `rest`: trees of `jax.ShapeDtypeStruct` with shardings.
+      wanted: `params` and possibly `rest` and `ema`: trees of
+        `jax.ShapeDtypeStruct` with shardings.
       read: Reads these items of one folder.
       step: Only this step.
       move: Whether damaged steps that are newer than the usable one are moved aside.
@@ -93,7 +97,10 @@ def _newest(
     move: bool,
     warn: Callable[[str], None],
 ) -> Restored | None:
-    folders = step_folders(checkpoints)
+    found_steps = processes.lead(
+        "steps", lambda: [[n, folder.name] for n, folder in step_folders(checkpoints).items()]
+    )
+    folders = {n: checkpoints / name for n, name in found_steps}
     if step is not None:
         if step not in folders:
             raise CheckpointError(
@@ -105,7 +112,7 @@ def _newest(
         try:
             found = _read_step(folder, n, wanted, leaves, read)
         except BadStepError as reason:
-            if not os.path.lexists(folder):
+            if not processes.several() and not os.path.lexists(folder):
                 raise _GoneError from reason
             bad[n] = reason
             continue
@@ -148,15 +155,31 @@ def set_aside(
 def _read_step(
     folder: Path, step: int, wanted: dict[str, Any], leaves: dict[str, Any], read: Read
 ) -> Restored:
-    meta = read_meta(folder, step)
-    held = {p: d for p, d in meta["digest"].items() if p.partition("/")[0] in wanted}
-    _check_same_model(held, leaves, folder)
-    state = read(folder, wanted)
-    found = digest(state)
+    meta, held, state, bad = {}, {}, {}, None
+    try:
+        meta = read_meta(folder, step)
+        held = {p: d for p, d in meta["digest"].items() if p.partition("/")[0] in wanted}
+        _check_same_model(held, leaves, folder)
+        state = read(folder, wanted)
+    except BadStepError as reason:
+        bad = reason
+    _agree(bad)
+    found = digest(state)  # the same in all processes
     wrong = [path for path in held if found.get(path) != held[path]]
     if wrong:
         raise BadStepError(f"{wrong[0]} fails its digest ({len(wrong)} of {len(held)} arrays do)")
-    return Restored(step, state["params"], state.get("rest"), meta["val_loss"], meta["extra"])
+    items = {name: state.get(name) for name in ("params", "rest", "ema")}
+    return Restored(step=step, **items, val_loss=meta["val_loss"], extra=meta["extra"])
+
+
+def _agree(bad: BadStepError | None) -> None:
+    """Raise what is wrong with a step, also where another process found it."""
+    said = processes.exchange("outcome", bad and str(bad))
+    if bad is not None:
+        raise bad
+    for number, reason in enumerate(said):
+        if reason is not None:
+            raise BadStepError(f"{reason}, says process {number}")
 
 
 def _check_same_model(held: dict[str, str], leaves: dict[str, Any], folder: Path) -> None:

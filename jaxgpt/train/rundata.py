@@ -5,7 +5,7 @@ import dataclasses
 import datetime
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from jaxgpt.model import ModelConfig
 from jaxgpt.train.files import write_atomic
 from jaxgpt.train.runfolder import RunFolder, Signals
 from jaxgpt.train.stepfolder import step_folders
+
+BLOCK = 1 << 24  # ids that are looked at together
 
 
 def read_facts(folder: RunFolder) -> dict[str, Any]:
@@ -58,31 +60,56 @@ def open_data(
     if is_hub(data.path) and (prepared := _prepared(folder, data, facts)):
         return prepared
     corpus = _read_source(data, facts, stop)
-    if facts.setdefault("source", corpus.fingerprint) != corpus.fingerprint:
-        raise ConfigError(
-            f"the text has changed since this run began: {facts['source'][:12]} -> "
-            f"{corpus.fingerprint[:12]}",
-            where=str(data.path or "built-in corpus"),
-            fix="restore the text, or begin another --run",
-        )
+    check_source(facts, corpus.fingerprint, str(data.path or "built-in corpus"))
     stop()
-    # A tokenizer from a start that failed may be that of another text.
-    begun = "tokenizer" in facts or step_folders(folder.checkpoints_path)
-    if begun and folder.tokenizer_path.exists():
-        tokenizer = load_tokenizer(folder.tokenizer_path)
-    else:
+    tokenizer = own_tokenizer(folder, facts)
+    if tokenizer is None:
         tokenizer = train_tokenizer(data.tokenizer, corpus, data.vocab_size)
         tokenizer.save(folder.tokenizer_path)
     check_tokenizer(folder, tokenizer, facts)
     stop()
     for left in folder.tokens_path.glob(".*.tmp"):  # by a preparation that was killed
         left.unlink()
-    tokens = prepare_tokens(corpus, tokenizer, _tokens(folder), val_fraction=data.val_fraction)
+    tokens = prepare_tokens(corpus, tokenizer, tokens_file(folder), val_fraction=data.val_fraction)
     stop()
     return tokens, tokenizer
 
 
-def _tokens(folder: RunFolder) -> Path:
+def own_tokenizer(folder: RunFolder, facts: dict[str, Any]) -> Tokenizer | None:
+    """The tokenizer that a started run has; None where it has none yet."""
+    # One from a start that failed may be that of another text.
+    begun = "tokenizer" in facts or step_folders(folder.checkpoints_path)
+    if begun and folder.tokenizer_path.exists():
+        return load_tokenizer(folder.tokenizer_path)
+    return None
+
+
+def check_source(facts: dict[str, Any], found: str | dict[str, str], where: str) -> None:
+    """See that the text is the run's, and note it in the facts of a new run.
+
+    Args:
+      facts: Of the run.
+      found: The fingerprint of the text, or of each text of a mixture by name.
+      where: What the text is called.
+
+    Raises:
+      ConfigError: It is another one.
+    """
+    known = facts.setdefault("source", found)
+    if known == found:
+        return
+    if isinstance(known, dict) and isinstance(found, dict):
+        where = next(name for name in found if known.get(name) != found[name])
+        known, found = known.get(where), found[where]
+    raise ConfigError(
+        f"the text has changed since this run began: {str(known)[:12]} -> {str(found)[:12]}",
+        where=where,
+        fix="restore the text, or begin another --run",
+    )
+
+
+def tokens_file(folder: RunFolder) -> Path:
+    """Where the ids of a run's own text are."""
     return folder.tokens_path / "tokens.bin"
 
 
@@ -102,7 +129,7 @@ def _prepared(
         return None
     try:
         tokenizer = load_tokenizer(folder.tokenizer_path)
-        tokens = open_tokens(_tokens(folder), tokenizer=tokenizer)
+        tokens = open_tokens(tokens_file(folder), tokenizer=tokenizer)
     except ConfigError:
         return None
     check_tokenizer(folder, tokenizer, facts)
@@ -147,15 +174,21 @@ def with_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     return model
 
 
-def check_ids(tokens: TokenFile, model: ModelConfig) -> None:
+def check_ids(vocab_size: int, parts: Iterable[Any], model: ModelConfig) -> None:
     """See that the model has a row for every token of the text.
+
+    Args:
+      vocab_size: Of the tokenizer.
+      parts: Arrays of all ids, which are looked at where the tokenizer has more than the model.
+      model: Its vocabulary is known.
 
     Raises:
       ConfigError: It has none for a control token that a chat template wrote.
     """
     rows = model.vocab_size or 0
-    if tokens.vocab_size > rows:
-        largest = max(int(part.max(initial=0)) for part in (tokens.train, tokens.val))
+    if vocab_size > rows:
+        blocks = (part[i : i + BLOCK] for part in parts for i in range(0, len(part), BLOCK))
+        largest = max((int(block.max()) for block in blocks), default=-1)
         if largest >= rows:
             raise ConfigError(f"the text has the token {largest}, model.vocab_size is {rows}")
 

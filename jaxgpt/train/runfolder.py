@@ -223,19 +223,21 @@ class Signals:
             # None is a handler that was not installed by Python; it cannot be put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def check(self, when: str) -> None:
+    def check(self, when: str, elsewhere: int | None = None) -> None:
         """Stop the run here if a signal has arrived.
 
         Args:
           when: How far it has come, as `after step 7, which is saved`.
+          elsewhere: The signal that another process of the run has got.
 
         Raises:
           Interrupted: One has.
         """
-        if self.pending is not None:
+        number = self.pending or elsewhere
+        if number is not None:
             raise Interrupted(
-                f"stopped by {signal.Signals(self.pending).name} {when}",
-                signum=self.pending,
+                f"stopped by {signal.Signals(number).name} {when}",
+                signum=number,
                 fix="the same command goes on from there",
             )
 

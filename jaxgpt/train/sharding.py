@@ -4,12 +4,12 @@
     python train.py --mesh.fsdp=4 --mesh.tensor=2
 
 Rows of a batch are split over `data`, `fsdp` and `expert`, their tokens over `context` (keys and
-values are gathered: Llama Team 2024, section 3.3.2, https://arxiv.org/abs/2407.21783). A parameter is stored in pieces and used
-in larger ones: what is split over `fsdp` (Zhao et al. 2023, https://arxiv.org/abs/2304.11277;
-Rajbhandari et al. 2019, ZeRO-3, https://arxiv.org/abs/1910.02054) is gathered before it is used,
-and what is split over `tensor` (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053) or `expert`
-(Lepikhin et al. 2020, https://arxiv.org/abs/2006.16668) is not. Moments are stored as the parameter
-that they belong to.
+values are gathered: Llama Team 2024, section 3.3.2, https://arxiv.org/abs/2407.21783). A parameter
+is stored in pieces and used in larger ones: what is split over `fsdp` (Zhao et al. 2023,
+https://arxiv.org/abs/2304.11277; Rajbhandari et al. 2019, ZeRO-3, https://arxiv.org/abs/1910.02054)
+is gathered before it is used, and what is split over `tensor` (Shoeybi et al. 2019,
+https://arxiv.org/abs/1909.08053) or `expert` (Lepikhin et al. 2020,
+https://arxiv.org/abs/2006.16668) is not. Moments are stored as the parameter that they belong to.
 
 Left out: pipeline parallelism.
 """
@@ -71,9 +71,10 @@ def make_mesh(cfg: MeshConfig) -> Mesh:
     if data * inner != devices:
         axes = " x ".join(f"{name}={getattr(cfg, name) or data}" for name in AXES)
         fits = devices // inner if devices % inner == 0 else 0
+        others = f"the product of the others a divisor of {devices}"
         raise ConfigError(
             f"the mesh {axes} is for {data * inner} devices, and there are {devices}",
-            fix=f"--mesh.data={fits}" if fits else f"the product of the others a divisor of {devices}",
+            fix=f"--mesh.data={fits}" if fits else others,
         )
     sizes = data, cfg.fsdp, cfg.expert, cfg.context, cfg.tensor
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))

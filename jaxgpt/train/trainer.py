@@ -1,30 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled steps of one run, and the loop over them."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from jaxgpt.data.batches import Batches
+from jaxgpt.data.batches import Batch
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokens import TokenFile
-from jaxgpt.errors import DivergedError
 from jaxgpt.kernels import choice
 from jaxgpt.losses import Score
 from jaxgpt.model import ModelConfig
 from jaxgpt.shapes import Params
 from jaxgpt.train import lora as adapters
-from jaxgpt.train import sharding
+from jaxgpt.train import processes, sharding
 from jaxgpt.train.checkpoint import Checkpoints
-from jaxgpt.train.config import LoraConfig, MeshConfig, OptimConfig, TrainConfig
-from jaxgpt.train.evaluate import evaluate
+from jaxgpt.train.config import LoraConfig, OptimConfig, TrainConfig
+from jaxgpt.train.health import SCORED_TOKENS, Health, Speed, attention_logits
 from jaxgpt.train.optim import learning_rate, optimizer
+from jaxgpt.train.processes import Stop
 from jaxgpt.train.report import Reporter
-from jaxgpt.train.runfolder import Signals
-from jaxgpt.train.step import TrainState, eval_step, init_state, train_step
+from jaxgpt.train.step import (
+    TrainState,
+    apart,
+    averaged_params,
+    eval_step,
+    init_state,
+    together,
+    train_step,
+)
+from jaxgpt.train.texts import Texts
 
 # Called after each evaluation with the step, the parameters and the evaluation's metrics. A line
 # that it returns is shown. The next step reuses the memory of the parameters.
@@ -42,40 +50,59 @@ class Trainer:
         optim: OptimConfig,
         train: TrainConfig,
         lora: LoraConfig,
-        layout: MeshConfig,
-        tokens: TokenFile,
+        mesh: Mesh,
+        tokens: Texts,
         tokenizer: Tokenizer,
         horizon: int,
     ):
         self.model, self.train, self.tokens, self.tokenizer = model, train, tokens, tokenizer
         self.rate = learning_rate(optim, horizon)
-        sizes = model.context_length, train.batch_size
-        self.batches = Batches(tokens.train, *sizes, train.seed, tokens.train_weights)
-        mesh, tx = sharding.make_mesh(), optimizer(optim, horizon)
+        self.batches = tokens.batches(model.context_length, train.sizes, train.seed)
+        stored, self.guessed = sharding.param_specs(model, mesh.shape)
+        self.layout = sharding.make_layout(mesh, stored)
         self.rows = sharding.batch_sharding(mesh)
-        init = functools.partial(init_state, model, tx, train.seed, lora=lora)
-        self.abstract = sharding.state_shardings(mesh, jax.eval_shape(init))
-        whole = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
-        self.init = jax.jit(init, out_shardings=whole, donate_argnums=0)
+        tx = optimizer(optim, horizon, model.dims().width_ratio)
+        ema = train.ema_decay is not None
+        init = functools.partial(init_state, model, tx, train.seed, lora=lora, ema=ema)
+        self.abstract = sharding.state_shardings(self.layout, jax.eval_shape(init))
+        pieces = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+        self.init = jax.jit(init, out_shardings=pieces, donate_argnums=0)
+        whole = functools.partial(adapters.merged, cfg=lora)
+        split = any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(pieces))
         self.merged = (
-            jax.jit(functools.partial(adapters.merged, cfg=lora)) if lora.rank else lambda p: p
+            jax.jit(whole, out_shardings=self.layout.sharding()) if lora.rank or split else whole
         )
-        self.step = jax.jit(
-            functools.partial(train_step, cfg=model, tx=tx, train=train, lora=lora),
-            in_shardings=(whole, self.rows),
-            out_shardings=(whole, None),
-            donate_argnums=0,
+        self.steps = {  # by the rows that they take
+            rows: jax.jit(
+                self._placed(train_step, cfg=model, tx=tx, train=train.at_rows(rows), lora=lora),
+                in_shardings=(pieces, self.rows),
+                out_shardings=(pieces, None),
+                donate_argnums=0,
+            )
+            for rows in train.sizes.all()
+        }
+        self.nats = jax.jit(
+            self._placed(eval_step, cfg=model, train=train, lora=lora),
+            out_shardings=self.layout.sharding() if processes.several() else None,
         )
-        self.nats = jax.jit(functools.partial(eval_step, cfg=model, train=train, lora=lora))
+        looks = functools.partial(attention_logits, cfg=model, dtype=train.dtype, lora=lora)
+        # Not placed: one row does not split.
+        self.logits = jax.jit(looks, out_shardings=self.layout.sharding())
+        self.health = Health(train.max_bad_steps, self.batches.windows)
+        self.speed = None if lora.rank else Speed.of(model, train.dtype)
+
+    def _placed(self, function: Callable, **options: Any) -> Callable:
+        """A function to jit, traced for the mesh."""
+        return sharding.placed(functools.partial(function, **options), self.layout)
 
     def begin(self, checkpoints: Checkpoints, weights: Weights | None) -> tuple[TrainState, int]:
         """The newest verified state and its step, or a fresh one at step 0."""
-        abstract = self.abstract
-        restored = checkpoints.restore(abstract.params, dataclasses.replace(abstract, params=None))
-        if restored is None:
-            model = {name: leaf for name, leaf in abstract.params.items() if name != adapters.NAME}
+        params, *rest = apart(self.abstract)
+        found = checkpoints.restore(params, *rest)
+        if found is None:
+            model = {name: leaf for name, leaf in params.items() if name != adapters.NAME}
             return self.init(*(() if weights is None else (weights(model),))), 0
-        return dataclasses.replace(restored.rest, params=restored.params), restored.step
+        return together(found.params, found.rest, found.ema), found.step
 
     def run(
         self,
@@ -83,15 +110,18 @@ class Trainer:
         start: int,
         checkpoints: Checkpoints,
         out: Reporter,
-        signals: Signals,
+        stop: Stop,
         hooks: Sequence[Hook],
     ) -> Params:
         """Steps start..train.steps - 1, with evaluation and checkpoints at their intervals.
 
         The metrics of a step are fetched after the next one was dispatched, so that the devices
-        never wait for the host; with them comes the check that all was finite.
+        never wait for the host; with them comes the check that all was finite. That it comes late
+        does no harm: a step that is not finite has changed nothing.
         """
         train = self.train
+        if self.speed is not None:
+            out.speed = self.speed.metrics
         waiting: list[tuple[int, dict[str, jax.Array]]] = []
 
         def fetch() -> None:
@@ -100,68 +130,108 @@ class Trainer:
 
         choice.forget()
         for step in range(start + 1, train.steps + 1):
-            batch = sharding.put_batch(self.batches.batch(step - 1), self.rows)
-            state, metrics = self.step(state, batch)
+            rows = train.sizes.at(step - 1)
+            compiles = step == start + 1 or rows != train.sizes.at(step - 2)
+            if compiles:
+                fetch()
+                out.halt()
+            own = self.batches.batch(step - 1, processes.own_rows(self.rows, rows))
+            state, metrics = self.steps[rows](state, processes.put_rows(own, self.rows, rows))
             fetch()
             waiting.append((step, metrics))
             last = step == train.steps
             due = last or step % train.save_every == 0
-            if step == start + 1:  # compiled
+            if compiles:
                 fetch()
+                out.go()
+            if step == start + 1:
                 kernels = ", ".join(map(str, choice.choices()))
                 out.say_if(kernels and f"attention: {kernels}")
-                out.go()
-            if last or step % train.eval_every == 0 or due or signals.pending:
+            signal = stop.soon()
+            if last or step % train.eval_every == 0 or due or signal:
                 fetch()
                 out.halt()
                 score = None
                 if last or step % train.eval_every == 0:
-                    score = self.evaluate(step, state.params, out, signals, hooks)
-                if due or signals.pending:
+                    score = self.evaluate(step, state, out, stop, hooks)
+                signal = signal or stop.now()
+                if due or signal:
                     self._save(checkpoints, step, state, score)
-                if signals.pending and not last:
+                if signal and not last:
                     checkpoints.wait()
-                    signals.check(f"after step {step}, which is saved")
+                    stop.check(f"after step {step}, which is saved", signal)
                 out.go()
             checkpoints.poll()
         return state.params
 
     def _report(self, step: int, metrics: dict[str, jax.Array], out: Reporter) -> None:
         values = {name: float(np.asarray(value)) for name, value in metrics.items()}
-        if not values.pop("finite"):
-            raise DivergedError(
-                f"loss or gradient is not finite at step {step}: loss {values['loss_nats']}, "
-                f"gradient norm {values['grad_norm']}",
-                fix="a lower --optim.lr or longer --optim.warmup_steps, in another --run",
-            )
-        values["lr"] = float(np.asarray(self.rate(step)))
-        out.step(step, values, log=step % self.train.log_every == 0 or step == self.train.steps)
+        line = self.health.look(step, values)
+        # The schedule counts updates.
+        values["lr"] = float(np.asarray(self.rate(step - int(values["skipped_steps"]))))
+        log = step % self.train.log_every == 0 or step == self.train.steps
+        out.step(step, values, log=log, line=line and f"warning: {line}")
 
     def evaluate(
-        self, step: int, params: Params, out: Reporter, signals: Signals, hooks: Sequence[Hook]
+        self,
+        step: int,
+        state: TrainState,
+        out: Reporter,
+        stop: Stop,
+        hooks: Sequence[Hook],
     ) -> Score | None:
-        """The validation loss; None without a validation text, or where a signal came."""
-        if len(self.tokens.val) < 2:
+        """The validation loss; None without a validation text, or where a signal came.
+
+        Beside it that of the moving average, where one is kept, and the largest attention logit.
+        """
+        score = self._score(state.params, out, stop)
+        if score is None:
             return None
-        score = evaluate(
-            lambda batch: np.asarray(self.nats(params, sharding.put_batch(batch, self.rows))),
-            self.tokens.val,
-            self.tokenizer,
-            context_length=self.model.context_length,
-            batch_size=self.train.batch_size,
-            weights=self.tokens.val_weights,
-            stop=lambda: signals.pending is not None,
-        )
-        if score is not None:
-            out.score(step, score)
-            for hook in hooks:
-                out.say_if(hook(step, self.merged(params), score.metrics()))
+        more = {}
+        if (averaged := averaged_params(state)) is not None:
+            if (other := self._score(averaged, out, stop)) is None:
+                return None
+            more["val_ema_nats_per_token"] = other.nats_per_token
+        text = next(text.val for text in self.tokens.texts if len(text.val) > 1)
+        row_1T = np.asarray(text[: min(self.model.context_length, SCORED_TOKENS)], np.int32)[None]
+        if logits := self.logits(state.params, row_1T):
+            more["max_attention_logit"] = max(float(np.asarray(x)) for x in logits.values())
+        out.score(step, score, more)
+        numbers = score.metrics()
+        views = [functools.partial(lambda hook, p: hook(step, p, numbers), hook) for hook in hooks]
+        self.show(state.params, out, views)
         return score
+
+    def show(
+        self, params: Params, out: Reporter, views: Sequence[Callable[[Params], str | None]]
+    ) -> None:
+        """Let process 0 look at the whole parameters, and say what comes of it."""
+        if not views:
+            return
+        whole = processes.own_copy(self.merged(params))
+        for view in views if processes.leads() else ():
+            out.say_if(view(whole))
+        processes.meet("shown")
+
+    def _score(self, params: Params, out: Reporter, stop: Stop) -> Score | None:
+        def nats(batch: Batch) -> np.ndarray:
+            n = len(batch.tokens_BT)
+            own = processes.own_rows(self.rows, n)
+            rows = processes.put_rows(jax.tree.map(lambda x: x[own], batch), self.rows, n)
+            return np.asarray(self.nats(params, rows))
+
+        return self.tokens.evaluate(
+            nats,
+            self.tokenizer,
+            self.model.context_length,
+            self.train.batch_size // self.train.accumulate,  # what fits into memory
+            stop=lambda: stop.now() is not None,
+            say=out.say,
+        )
 
     def _save(
         self, checkpoints: Checkpoints, step: int, state: TrainState, score: Score | None
     ) -> None:
         val_loss = None if score is None else score.nats_per_token
-        checkpoints.save(
-            step, state.params, dataclasses.replace(state, params=None), val_loss=val_loss
-        )
+        params, rest, ema = apart(state)
+        checkpoints.save(step, params, rest, ema=ema, val_loss=val_loss)

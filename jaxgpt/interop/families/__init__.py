@@ -62,7 +62,8 @@ def write_config(cfg: ModelConfig, family: str | None = None) -> dict[str, Any]:
     """The config.json of a model, in both dialects as far as they can stand side by side.
 
     A family can say what a model is if reading what it writes gives the same model
-    (`jaxgpt.interop.same`). Dropout and initialisation are not written.
+    (`jaxgpt.interop.same`). Dropout and initialisation are not written, nor is `mup_base`, whose
+    factors are folded into the weights (`jaxgpt.interop.folded`).
 
     Args:
       cfg: The model, its vocabulary known.
