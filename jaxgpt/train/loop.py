@@ -92,6 +92,7 @@ def fit(
         model = tokens.vocabulary_of(model, tokenizer)
         horizon = facts.setdefault("horizon", train.steps)
         trainer = Trainer(model, optim, train, lora, devices, tokens, tokenizer, horizon)
+        out.say_if(trainer.guess())
         with Checkpoints(
             folder.checkpoints_path,
             keep=train.keep,

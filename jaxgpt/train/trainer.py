@@ -91,6 +91,11 @@ class Trainer:
         self.health = Health(train.max_bad_steps, self.batches.windows)
         self.speed = None if lora.rank else Speed.of(model, train.dtype)
 
+    def guess(self) -> str | None:
+        """A line on parameters that boxes of one's own leave to us to split, if there are any."""
+        parts = self.layout.size(*sharding.GATHERED)
+        return f"split by size: {', '.join(self.guessed)}" if parts > 1 and self.guessed else None
+
     def _placed(self, function: Callable, **options: Any) -> Callable:
         """A function to jit, traced for the mesh."""
         return sharding.placed(functools.partial(function, **options), self.layout)
