@@ -74,6 +74,7 @@ def report(cfg, mesh_sizes, train):
     from jaxgpt.train import sharding
     from jaxgpt.train.config import MeshConfig, OptimConfig, TrainConfig
     from jaxgpt.train.optim import optimizer
+    from jaxgpt.train.processes import put_rows
     from jaxgpt.train.step import init_state, train_step
 
     tx = optimizer(OptimConfig(warmup_steps=0), 100)
@@ -90,7 +91,7 @@ def report(cfg, mesh_sizes, train):
         abstract = sharding.state_shardings(layout, jax.eval_shape(init))
         pieces = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         rows = sharding.batch_sharding(mesh)
-        put = functools.partial(sharding.put_batch, sharding=rows)
+        put = functools.partial(put_rows, rows=rows, n=16)
         init = jax.jit(init, out_shardings=pieces)
         step = sharding.placed(step, layout)
         step = jax.jit(step, in_shardings=(pieces, rows), out_shardings=(pieces, None))

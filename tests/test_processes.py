@@ -64,9 +64,9 @@ class Team(contextlib.AbstractContextManager):
             command = [sys.executable, "-c", code + START, *MICRO, *words, *(own or [()] * n)[i]]
             variables = {**os.environ, **ENV, **joined, "JAX_PROCESS_ID": str(i), **env}
             with open(f"{log}.out", "w") as out, open(f"{log}.err", "w") as err:
-                streams = {"stdout": out, "stderr": err}
-                started = subprocess.Popen(command, cwd=folders[i], env=variables, **streams)
-            self.processes.append(started)
+                self.processes.append(
+                    subprocess.Popen(command, cwd=folders[i], env=variables, stdout=out, stderr=err)
+                )
 
     def __exit__(self, *_):
         for process in self.processes:
@@ -284,13 +284,17 @@ def test_processes_that_do_not_belong_together(fresh, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_second_job_on_the_same_run(fresh):
+def test_a_second_job_on_the_same_run(fresh, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    shutil.copy(fresh / "text.txt", other)
     with Team(cwd=fresh) as first:
-        first.until("step 3/20")
-        with Team("--train.log_every=1", cwd=fresh) as second:
-            second.logs = [fresh / f"log{i}" for i in range(2)]
-            codes = [process.wait(LIMIT_S) for process in second.processes]
-        assert codes == [5, 5]
+        first.until("step 1/20")
+        pid = first.processes[0].pid
+        first.processes[0].send_signal(signal.SIGSTOP)  # it would end before the second begins
+        with Team(f"--run={fresh / 'runs/micro'}", cwd=other) as second:
+            codes, errors = second.end()
+    assert codes == [5, 5] and f"in use by pid {pid}" in only_error(errors[0])
+    assert f"process 0 has stopped: the run is in use by pid {pid}" in only_error(errors[1])
 
 
 @pytest.mark.slow

@@ -99,6 +99,12 @@ def test_what_does_not_split_is_refused():
         param_specs(model, ONE | {"fsdp": 5})
 
 
+def test_a_sequence_must_split():
+    model = ModelConfig(vocab_size=64, context_length=10)
+    with pytest.raises(ConfigError, match=r"context_length=10 .* context=4; fix: .* \[1, 2\]"):
+        param_specs(model, ONE | {"context": 4})
+
+
 def test_fewer_key_value_heads_than_devices():
     model = ModelConfig(d_model=64, attention=GQA(8, n_kv_heads=2), ffn=GatedMLP(d_ff=128))
     param_specs(model, ONE | {"tensor": 4})

@@ -110,6 +110,12 @@ def unused_gpu_warning() -> str | None:
     return f"an NVIDIA GPU seems to be present, but this jax computes on the CPU; {INSTALL}"
 
 
+def memory_bytes() -> int | None:
+    """Memory of a device, in bytes; None where JAX does not know it, as on a CPU."""
+    stats = jax.local_devices()[0].memory_stats()
+    return None if stats is None else stats.get("bytes_limit")
+
+
 def only_cpu(device: str | None) -> bool:
     """Whether JAX can take nothing but the CPU, told without starting it.
 

@@ -92,7 +92,8 @@ def fit(
         model = tokens.vocabulary_of(model, tokenizer)
         horizon = facts.setdefault("horizon", train.steps)
         trainer = Trainer(model, optim, train, lora, devices, tokens, tokenizer, horizon)
-        out.say_if(trainer.guess())
+        for line in trainer.lines():
+            out.say(line)
         with Checkpoints(
             folder.checkpoints_path,
             keep=train.keep,
@@ -107,12 +108,7 @@ def fit(
                     f"Go on with --train.steps={2 * start}, or begin another --run"
                 )
                 return
-            if leads:
-                folder.require_space(6 * sum(x.nbytes for x in jax.tree.leaves(state.params)))
-                note_session(folder, facts, start)
-                resumed = start or -1  # a record of step 0 is of an earlier start
-                out.start(start, MetricsWriter(folder.metrics_path, resume_step=resumed))
-            processes.meet("started")
+            processes.lead("started", lambda: _start(folder, facts, start, state.params, out))
             if start:
                 out.say(f"going on from step {start}")
             if owed or (weights is not None and not start):
@@ -141,6 +137,16 @@ def _open(
     for line in texts.lines(tokenizer):
         out.say(line)
     return facts, texts, tokenizer
+
+
+def _start(
+    folder: RunFolder, facts: dict[str, Any], start: int, params: Params, out: Reporter
+) -> None:
+    """What process 0 looks at and opens before the first step."""
+    folder.require_space(6 * sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
+    note_session(folder, facts, start)
+    resumed = start or -1  # a record of step 0 is of an earlier start
+    out.start(start, MetricsWriter(folder.metrics_path, resume_step=resumed))
 
 
 def _owed(folder: RunFolder, step: int, train: TrainConfig) -> bool:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.errors import ConfigError
@@ -105,6 +104,12 @@ def param_specs(
             axes = _guess(sizes, leaf.shape)
             guessed.append(path)
         stored[path] = _checked(sizes, path, leaf.shape, axes or ())
+    if model.context_length % sizes["context"]:
+        fits = [n for n in range(1, sizes["context"] + 1) if model.context_length % n == 0]
+        raise ConfigError(
+            f"context_length={model.context_length} does not split over context={sizes['context']}",
+            fix=f"--mesh.context one of {fits}",
+        )
     for layer in model.layers:
         _check_heads(sizes["tensor"], layer.attention)
     return stored, guessed
@@ -156,13 +161,6 @@ def placed(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows of a batch and their tokens over the axes that share them."""
     return NamedSharding(mesh, PartitionSpec(ROWS, "context"))
-
-
-def put_batch(batch: Any, sharding: NamedSharding) -> Any:
-    """Host rows to the devices that work on them."""
-    return jax.tree.map(
-        lambda rows: jax.make_array_from_process_local_data(sharding, np.asarray(rows)), batch
-    )
 
 
 def check_rows(batch_size: int, accumulate: int, mesh: Mesh) -> None:

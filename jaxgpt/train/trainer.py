@@ -2,7 +2,7 @@
 """The compiled steps of one run, and the loop over them."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jaxgpt.train import lora as adapters
 from jaxgpt.train import processes, sharding
 from jaxgpt.train.checkpoint import Checkpoints
 from jaxgpt.train.config import LoraConfig, OptimConfig, TrainConfig
+from jaxgpt.train.devices import memory_bytes
 from jaxgpt.train.health import SCORED_TOKENS, Health, Speed, attention_logits
 from jaxgpt.train.optim import learning_rate, optimizer
 from jaxgpt.train.processes import Stop
@@ -72,6 +73,11 @@ class Trainer:
         self.merged = (
             jax.jit(whole, out_shardings=self.layout.sharding()) if lora.rank or split else whole
         )
+        limit = memory_bytes() if split else None
+        n_bytes = sum(
+            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.abstract.params)
+        )
+        self.shows = limit is None or n_bytes <= limit / 4
         self.steps = {  # by the rows that they take
             rows: jax.jit(
                 self._placed(train_step, cfg=model, tx=tx, train=train.at_rows(rows), lora=lora),
@@ -91,10 +97,12 @@ class Trainer:
         self.health = Health(train.max_bad_steps, self.batches.windows)
         self.speed = None if lora.rank else Speed.of(model, train.dtype)
 
-    def guess(self) -> str | None:
-        """A line on parameters that boxes of one's own leave to us to split, if there are any."""
-        parts = self.layout.size(*sharding.GATHERED)
-        return f"split by size: {', '.join(self.guessed)}" if parts > 1 and self.guessed else None
+    def lines(self) -> Iterator[str]:
+        """What there is to say before the first step: what is split by guess, what is left out."""
+        if self.guessed and self.layout.size(*sharding.GATHERED) > 1:
+            yield f"split by size: {', '.join(self.guessed)}"
+        if not self.shows:
+            yield "no samples and pictures: the parameters do not fit on one device"
 
     def _placed(self, function: Callable, **options: Any) -> Callable:
         """A function to jit, traced for the mesh."""
@@ -210,8 +218,11 @@ class Trainer:
     def show(
         self, params: Params, out: Reporter, views: Sequence[Callable[[Params], str | None]]
     ) -> None:
-        """Let process 0 look at the whole parameters, and say what comes of it."""
-        if not views:
+        """Let process 0 look at the whole parameters, and say what comes of it.
+
+        Not where the mesh splits them and a device has no room for all of them.
+        """
+        if not views or not self.shows:
             return
         whole = processes.own_copy(self.merged(params))
         for view in views if processes.leads() else ():
