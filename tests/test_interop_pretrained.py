@@ -22,7 +22,6 @@ from jaxgpt.interop import load
 from jaxgpt.interop.pretrained import check_fits, initial_params, read_model, skipped_lines
 from jaxgpt.model import param_shapes
 from jaxgpt.testing import jit_forward
-from jaxgpt.train import sharding
 from jaxgpt.train.digest import by_path
 
 
@@ -32,7 +31,10 @@ def gpt2(tmp_path):
 
 
 def begin(folder, cfg):
-    abstract = sharding.state_shardings(sharding.make_mesh(), param_shapes(cfg))
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), param_shapes(cfg)
+    )
     return initial_params(folder, cfg, abstract), abstract
 
 

@@ -20,7 +20,6 @@ from jaxgpt.train.config import OptimConfig, TrainConfig
 from jaxgpt.train.files import read_metrics
 from jaxgpt.train.loop import fit
 from jaxgpt.train.runfolder import open_run
-from jaxgpt.train.sharding import AXES
 from jaxgpt.train.stepfolder import read_meta, step_folders
 
 MODEL = ModelConfig(
@@ -152,14 +151,6 @@ def test_an_error_in_the_loop_loses_no_save_under_way(tmp_path, data):
         train(tmp_path / "run", data, hooks=[fail], eval_every=1)
     folder = open_run(tmp_path / "run")
     read_meta(step_folders(folder.checkpoints_path)[5], 5)
-
-
-def test_batch_must_split_over_devices(tmp_path, data, monkeypatch):
-    """Row E1: before anything is compiled."""
-    sizes = dict.fromkeys(AXES, 1) | {"data": 8}
-    monkeypatch.setattr("jax.sharding.Mesh.shape", sizes)
-    with pytest.raises(ConfigError, match=r"batch_size=12 does not split over 8 devices.*8 or 16"):
-        train(tmp_path / "run", data, batch_size=12, accumulate=1)
 
 
 def test_a_text_shorter_than_the_context(tmp_path, data):

@@ -139,7 +139,7 @@ def test_a_box_of_ones_own():
     model = ModelConfig(vocab_size=64, d_model=64, n_layers=1, attention=GQA(4), ffn=Mine())
     stored, guessed = param_specs(model, ONE | {"fsdp": 8})
     assert guessed == ["block_0/ffn/odd"]
-    assert stored[guessed[0]] == jax.sharding.PartitionSpec(None, ("fsdp", "expert"))
+    assert stored[guessed[0]] == jax.sharding.PartitionSpec(None, ("fsdp", "expert", "context"))
     stored, guessed = param_specs(dataclasses.replace(model, ffn=Declared()), ONE | {"fsdp": 8})
     assert not guessed and stored["block_0/ffn/odd"] == jax.sharding.PartitionSpec(None, "tensor")
 
@@ -161,15 +161,8 @@ def test_a_mesh_must_have_as_many_devices():
         MeshConfig(fsdp=0)
 
 
-@pytest.fixture
-def eight(monkeypatch):
-    """A mesh that says that it has eight devices along data."""
-    mesh = make_mesh(MeshConfig())
-    monkeypatch.setattr(type(mesh), "shape", ONE | {"data": 8})
-    return mesh
-
-
-def test_rows_must_split_evenly(eight):
+def test_rows_must_split_evenly():
+    eight = ONE | {"data": 2, "expert": 4}
     check_rows(16, 2, eight)
     with pytest.raises(ConfigError, match=r"batch_size=6 .* 8 devices; fix: --train.batch_size=8"):
         check_rows(6, 1, eight)

@@ -87,7 +87,7 @@ def fit(
         processes.connect(devices)
         stop = processes.Stop(devices, signals)
         for rows in (train.batch_size, *train.sizes.all()):
-            sharding.check_rows(rows, train.micro_batches(rows), devices)
+            sharding.check_rows(rows, train.micro_batches(rows), devices.shape)
         facts, tokens, tokenizer = _open(folder, data, signals, out)
         model = tokens.vocabulary_of(model, tokenizer)
         horizon = facts.setdefault("horizon", train.steps)

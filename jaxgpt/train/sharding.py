@@ -163,13 +163,18 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(ROWS, "context"))
 
 
-def check_rows(batch_size: int, accumulate: int, mesh: Mesh) -> None:
+def check_rows(batch_size: int, accumulate: int, sizes: Mapping[str, int]) -> None:
     """Each micro-batch must split evenly over the devices that share the rows.
+
+    Args:
+      batch_size: Rows of a batch.
+      accumulate: Micro-batches that it is split into.
+      sizes: Devices along each axis of the mesh.
 
     Raises:
       ConfigError: It does not; the message gives the nearest sizes that do.
     """
-    groups = math.prod(mesh.shape[axis] for axis in ROWS)
+    groups = math.prod(sizes[axis] for axis in ROWS)
     unit = accumulate * groups
     if batch_size % unit:
         below, above = batch_size // unit * unit, -(-batch_size // unit) * unit
