@@ -94,6 +94,7 @@ jax.jit(lambda x: x * 3 + 1)(2.0)
 """
 
 
+@pytest.mark.slow
 def test_compiled_programs_are_kept_where_that_can_be(tmp_path):
     def found(**env):
         env = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **env}

@@ -35,6 +35,7 @@ def test_my_attention_passes_the_contract_suite():
     check_box(runpy.run_path(str(EXAMPLES / "my_attention.py"))["MeanPool"](scale=0.5))
 
 
+@pytest.mark.slow
 def test_my_attention_from_the_command_line(tmp_path):
     """Trained and sampled by import path; nothing in jaxgpt knows of it."""
     text = tmp_path / "text.txt"
@@ -64,7 +65,7 @@ def ssm():
     return types.SimpleNamespace(**runpy.run_path(str(EXAMPLES / "ssm.py")))
 
 
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("mixed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_state_space_mixer_passes_the_contract_suite(ssm, mixed):
     edits = (LayerEdit(every=2, start=1, attention=GQA(n_heads=4)),) if mixed else ()
     check_box(ssm.LRU(n_states=8), edits=edits)

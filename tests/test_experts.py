@@ -239,6 +239,7 @@ def test_experts_are_drawn_as_if_each_were_alone(std):
     assert params["router"]["kernel"].shape == (64, 16) and params["router"]["bias"].shape == (16,)
 
 
+@pytest.mark.slow
 def test_first_dense_then_experts_keep_the_contracts():
     moe = MoE(n_experts=4, expert=GATED, balance_coef=0.1, balance_rate=0.1, capacity_factor=1.0)
     edits = (LayerEdit(stop=1, ffn=GatedMLP()),)

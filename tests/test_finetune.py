@@ -71,7 +71,9 @@ def stop(self, step, params, metrics):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("words", [(), LORA], ids=["all", "lora"])
+@pytest.mark.parametrize(
+    "words", [(), pytest.param(LORA, marks=pytest.mark.slow)], ids=["all", "lora"]
+)
 def test_it_gets_better_and_resumes_exactly(place, shared, monkeypatch, words):
     name = "lora" if words else "all"
     assert train(place, shared, *words, f"--run={name}") == 0

@@ -181,7 +181,7 @@ for words, message in WRONG.items():
 """
 
 
-@pytest.mark.parametrize("flags", [(), ("-O",)])
+@pytest.mark.parametrize("flags", [(), pytest.param(("-O",), marks=pytest.mark.slow)])
 def test_wrong_sizes_on_eight_devices(fresh, flags):
     """Rows E1 to E6, and E7: the same without asserts."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])

@@ -46,7 +46,10 @@ STACKS = {  # prefix, unit and remainder: what is scanned, and what stays unroll
 }
 
 
-@pytest.mark.parametrize("name", STACKS)
+SLOW = pytest.param("pairs", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [SLOW, *(name for name in STACKS if name != "pairs")])
 def test_scan_and_remat_change_nothing_but_rounding(name):  # T09: dropout is on
     cfg, key = STACKS[name], jax.random.key(3)
     params = jit_init(cfg, jax.random.key(0))
