@@ -31,6 +31,7 @@ COMMON = (
     "model.position",
     "model.norm",
     "model.ffn",
+    "optim.method",
     "optim.lr",
     "optim.warmup_steps",
     "optim.weight_decay",
@@ -41,6 +42,8 @@ COMMON = (
     "train.eval_every",
     "train.save_every",
     "train.seed",
+    "mesh.fsdp",
+    "mesh.tensor",
     "show.prompt",
 )
 """The names that the short help shows."""
