@@ -25,7 +25,6 @@ COMMON = (
     "model.n_layers",
     "model.d_model",
     "model.context_length",
-    "model.dropout",
     "model.attention",
     "model.attention.n_heads",
     "model.position",
@@ -43,7 +42,6 @@ COMMON = (
     "train.save_every",
     "train.seed",
     "mesh.fsdp",
-    "mesh.tensor",
     "show.prompt",
 )
 """The names that the short help shows."""
