@@ -27,7 +27,6 @@ COMMON = (
     "model.context_length",
     "model.attention",
     "model.attention.n_heads",
-    "model.position",
     "model.norm",
     "model.ffn",
     "optim.method",

@@ -18,7 +18,7 @@ FORMATS = ("text", "chat", "prompt-completion")
 class DataConfig:
     """The text, its tokenizer, and how it is split. The order of batches follows `train.seed`."""
 
-    path: str | None = None  # file, folder (of text, of prepared tokens), hf://NAME; None: built in
+    path: str | None = None  # file, folder (of text or prepared tokens), hf://NAME; None: built in
     mixture: dict[str, float] | None = None  # {folder of prepared tokens: weight}, in place of path
     mask_documents: bool = False  # documents in one window do not see each other
     tokenizer: str = "char"  # char, byte, bpe (trained here), gpt2, pretrained, a file or folder
