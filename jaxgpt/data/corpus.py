@@ -236,5 +236,7 @@ def _missing(path: Path) -> ConfigError:
     found = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return ConfigError(
         f"no text at {path}; {parent} holds {found or 'nothing'}",
-        fix=f"--data.path={path.with_name(near[0])}" if near else "--data.path=FILE",
+        fix=f"--data.path={path.with_name(near[0])}"
+        if near
+        else "--data.path=FILE, or a folder of `jaxgpt prepare`",
     )
