@@ -192,6 +192,7 @@ def test_a_broken_attention_is_caught(box, monkeypatch):
         check_box(box, position=NoPosition(), n_layers=1)
 
 
+@pytest.mark.slow
 def test_the_boxes_that_are_broken_are_whole_without_their_fault():
     @dataclasses.dataclass(frozen=True)
     class Whole(Broken):

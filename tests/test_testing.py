@@ -42,7 +42,6 @@ BOXES = [
     MLP(activation="relu_squared", use_bias=False, d_ff=24),
     GatedMLP(),
     GatedMLP(activation="gelu_sigmoid", use_bias=True, limit=1.0, up_offset=1.0),
-    MoE(n_experts=5, top_k=3, expert=MLP(d_ff=24), normalize=False, balance_coef=0.1),
     MoE(
         n_experts=8,
         shared=MLP(d_ff=8),
@@ -75,6 +74,7 @@ BOXES = [
     NoPosition(),
 ]
 MORE = [  # of the same classes, when there is time
+    MoE(n_experts=5, top_k=3, expert=MLP(d_ff=24), normalize=False, balance_coef=0.1),
     GQA(n_heads=4, n_kv_heads=2, qk_norm=LayerNorm(), qk_norm_of="each_head"),
     GQA(n_heads=4, n_kv_heads=2, use_bias=False, head_dim=6),
     Parallel(one_norm=True),
