@@ -8,6 +8,7 @@ import random
 
 import jax
 import jax.numpy as jnp
+import micro
 import numpy as np
 import pytest
 
@@ -187,14 +188,7 @@ def test_attention_without_scores_and_adapters():
 
 # --- the run --------------------------------------------------------------------------------------
 
-MODEL = ModelConfig(
-    vocab_size=None,
-    context_length=16,
-    d_model=16,
-    n_layers=1,
-    attention=GQA(2),
-    vocab_multiple=8,
-)
+MODEL = dataclasses.replace(micro.MODEL, dropout=0.0)
 TRAIN = TrainConfig(
     steps=10, batch_size=4, eval_every=5, save_every=1, log_every=3, keep=99, ema_decay=0.9
 )

@@ -11,27 +11,16 @@ from pathlib import Path
 
 import jax
 import pytest
+from micro import MODEL, OPTIM
 
-from jaxgpt.boxes.attention import GQA
 from jaxgpt.data.config import DataConfig
 from jaxgpt.errors import ConfigError, DivergedError, Interrupted
-from jaxgpt.model import ModelConfig
 from jaxgpt.train.config import OptimConfig, TrainConfig
 from jaxgpt.train.files import read_metrics
 from jaxgpt.train.loop import fit
 from jaxgpt.train.runfolder import open_run
 from jaxgpt.train.stepfolder import read_meta, step_folders
 
-MODEL = ModelConfig(
-    vocab_size=None,
-    context_length=16,
-    d_model=16,
-    n_layers=1,
-    dropout=0.1,
-    attention=GQA(2),
-    vocab_multiple=8,
-)
-OPTIM = OptimConfig(lr=1e-2, warmup_steps=2)
 TRAIN = TrainConfig(
     steps=15, batch_size=4, accumulate=2, eval_every=5, save_every=5, log_every=1, keep=9
 )

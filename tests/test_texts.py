@@ -10,9 +10,9 @@ import signal
 import datasets
 import numpy as np
 import pytest
+from micro import MODEL, OPTIM
 from test_shards import write
 
-from jaxgpt.boxes.attention import GQA
 from jaxgpt.config import FREE, RunConfig, from_yaml, resolve, to_yaml
 from jaxgpt.data.bpe import BPETokenizer, train_bpe
 from jaxgpt.data.config import DataConfig
@@ -20,24 +20,13 @@ from jaxgpt.data.order import Sizes
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, load_tokenizer
 from jaxgpt.errors import ConfigError, Interrupted
-from jaxgpt.model import ModelConfig
-from jaxgpt.train.config import OptimConfig, TrainConfig
+from jaxgpt.train.config import TrainConfig
 from jaxgpt.train.files import read_metrics
 from jaxgpt.train.loop import fit
 from jaxgpt.train.runfolder import Signals, open_run
 from jaxgpt.train.stepfolder import read_meta, step_folders
 from jaxgpt.train.texts import first_ids, open_texts
 
-MODEL = ModelConfig(
-    vocab_size=None,
-    context_length=16,
-    d_model=16,
-    n_layers=1,
-    dropout=0.1,
-    attention=GQA(2),
-    vocab_multiple=8,
-)
-OPTIM = OptimConfig(lr=1e-2, warmup_steps=2)
 TRAIN = TrainConfig(
     steps=6, batch_size=4, accumulate=2, eval_every=2, save_every=2, log_every=1, keep=9
 )

@@ -45,6 +45,7 @@ SHOWN_WINDOWS = 8
 PEAK_TFLOPS = {  # of a device: (bfloat16, float32 as JAX multiplies it by default), dense
     "NVIDIA A100": (312.0, 156.0),
     "NVIDIA H100 PCIe": (756.0, 378.0),
+    "NVIDIA H100 NVL": (835.0, 417.0),
     "NVIDIA H100": (989.0, 494.0),
     "NVIDIA H200": (989.0, 494.0),
     "TPU v4": (275.0, 275.0),

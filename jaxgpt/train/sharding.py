@@ -134,7 +134,7 @@ def state_shardings(layout: Layout, abstract: Any) -> Any:
     shapes = {path: leaf.shape for path, leaf in by_path(abstract.params).items()}
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
 
-    def placed(path: Any, leaf: Any) -> Any:
+    def with_sharding(path: Any, leaf: Any) -> Any:
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         for start in range(len(names)):
             param = "/".join(names[start:])
@@ -145,7 +145,7 @@ def state_shardings(layout: Layout, abstract: Any) -> Any:
             sharding = NamedSharding(layout.mesh, PartitionSpec())
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    return jax.tree_util.tree_unflatten(tree, [placed(*pair) for pair in leaves])
+    return jax.tree_util.tree_unflatten(tree, [with_sharding(*pair) for pair in leaves])
 
 
 def placed(function: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
