@@ -87,10 +87,8 @@ def test_a_header_bomb_is_not_read(model):  # H4
     (model / "model.safetensors").write_bytes(content)
     del content, names
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.monotonic()
     with pytest.raises(CheckpointError, match="a header of 26,888,908 bytes"):
         Tensors(model)
-    assert time.monotonic() - began < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
 
 

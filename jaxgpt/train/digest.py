@@ -48,8 +48,9 @@ def inspect(tree: PyTree) -> tuple[dict[str, str], list[str]]:
         if not isinstance(leaf, jax.Array):
             raise TypeError(f"{path} is a {type(leaf).__name__}, not a jax array")
     # One small program per shape, not one per tree: a tree of hundreds of leaves compiles slowly,
-    # and its leaves may live on different devices.
-    found = dict(zip(leaves, jax.device_get([_leaf(x) for x in leaves.values()]), strict=True))
+    # and its leaves may live on different devices. One after the other: hundreds in flight wait for
+    # each other without end where XLA:CPU has fewer threads than devices.
+    found = {path: jax.device_get(_leaf(x)) for path, x in leaves.items()}
     digests = {p: f"{spec(leaves[p])}:{a:08x}{b:08x}" for p, (a, b, _) in found.items()}
     return digests, [p for p, (_, _, finite) in found.items() if not finite]
 
