@@ -27,6 +27,10 @@ class Visibility:
         section 3.2.1, https://arxiv.org/abs/1910.10683).
       causal: False drops the rule's left side (and its right one): every filled key is seen.
       window: Number of keys a query may see, itself included; None for all of the past.
+      fresh: Static promise that the caches of this call were empty: keys that a box just made are
+        all there is, and it may attend to them alone.
+      cached: Static: the keys are those of a cache, so that few queries meet many keys, and
+        nothing is differentiated.
       plain: Static promise that queries and keys are both at positions 0..T-1 with neither padding
         nor segments nor prefix, which lets a kernel work without a mask array.
       kernel: Name of the attention kernel to use, "auto" to choose; see `jaxgpt.kernels`.
@@ -40,6 +44,8 @@ class Visibility:
     causal: bool = struct.field(pytree_node=False, default=True)
     window: int | None = struct.field(pytree_node=False, default=None)
     plain: bool = struct.field(pytree_node=False, default=False)
+    fresh: bool = struct.field(pytree_node=False, default=False)
+    cached: bool = struct.field(pytree_node=False, default=False)
     kernel: str = struct.field(pytree_node=False, default="auto")
 
     @classmethod
@@ -64,11 +70,24 @@ class Visibility:
         Raises:
           ValueError: The queries have segments; caches hold one document a row.
         """
+        self._check_segments()
+        static = dict(plain=False, fresh=False, cached=True)
+        return dataclasses.replace(self, k_pos_BS=k_pos_BS, **static)
+
+    def first(self) -> "Visibility":
+        """The same queries over their own keys, which are the first in a cache: see `fresh`.
+
+        Raises:
+          ValueError: As `onto`.
+        """
+        self._check_segments()
+        return dataclasses.replace(self, fresh=True)
+
+    def _check_segments(self) -> None:
         if self.q_segment_BT is not None:
             raise ValueError(
                 "segments cannot be used with a cache: a cache holds one document a row"
             )
-        return dataclasses.replace(self, k_pos_BS=k_pos_BS, plain=False)
 
     @property
     def valid_BT(self) -> Bool[Array, "B T"]:

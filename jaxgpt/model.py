@@ -44,8 +44,9 @@ from jaxgpt.kernels import dropout
 from jaxgpt.layers import Layer, LayerEdit
 from jaxgpt.masks import Visibility
 from jaxgpt.placing import place
+from jaxgpt.readout import read_out
 from jaxgpt.shapes import Key, Params
-from jaxgpt.stack import Stack, fold, repeating_unit, used
+from jaxgpt.stack import Remat, Stack, fold, used
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,14 +163,15 @@ class GPT(nn.Module):
         pos_BT: Int[Array, "B T"] | None = None,
         segment_BT: Int[Array, "B T"] | None = None,
         prefix_B: Int[Array, " B"] | None = None,
-        caches: tuple | None = None,
+        caches: tuple | int | None = None,
         dropout_key: Key | None = None,
         dtype: DTypeLike | None = None,
         rope_length: int | None = None,
         kernel: str = "auto",
-        remat: bool = False,
+        remat: Remat = "none",
         scan: bool = False,
         last_only: bool = False,
+        headless: bool = False,
     ) -> Output:
         """Logits of the next token at every position; see `forward` for the arguments."""
         cfg, dims = self.cfg, self.cfg.dims()
@@ -179,12 +181,15 @@ class GPT(nn.Module):
         x_BTD = embeddings_BTD if embeddings_BTD is not None else embed(tokens_BT, dtype)
         x_BTD = x_BTD.astype(dtype or x_BTD.dtype)
         visibility = Visibility.full(*x_BTD.shape[:2])
-        if any(given is not None for given in (pos_BT, segment_BT, prefix_B, caches)):
-            if pos_BT is None and (segment_BT is not None or caches is not None):
-                raise ValueError("segments and caches need pos_BT, the position of each token")
+        if pos_BT is None and (segment_BT is not None or isinstance(caches, tuple)):
+            raise ValueError("segments and caches need pos_BT, the position of each token")
+        if any(given is not None for given in (pos_BT, segment_BT, prefix_B)):
             pos_BT = visibility.q_pos_BT if pos_BT is None else pos_BT
             visibility = Visibility.of(pos_BT, segment_BT, prefix_B)
         visibility = dataclasses.replace(visibility, kernel=kernel)
+        if isinstance(caches, int):
+            visibility, batch = visibility.first(), len(x_BTD)
+            caches = cfg.init_caches(batch, caches, x_BTD.dtype)
         x_BTD = cfg.position.build(dims, name="position")(x_BTD, visibility.q_pos_BT)
         # Layers fold their index into the key; the embedding's site comes after the last of them.
         x_BTD = place(dropout(x_BTD, cfg.dropout, fold(dropout_key, cfg.n_layers)), "BTD")
@@ -192,9 +197,7 @@ class GPT(nn.Module):
             x_BTD, visibility, caches, dropout_key, rope_length, remat, scan
         )
         x_BTD = cfg.final_norm.build(name="final_norm")(x_BTD[:, -1:] if last_only else x_BTD)
-        head = cfg.head.build(dims, embed, name="head")
-        logits_BTV = place(head(x_BTD / dims.width_ratio), "BTV")  # muP; else the ratio is 1
-        return Output(logits_BTV, caches, aux, {})
+        return Output(x_BTD if headless else read_out(cfg, embed, x_BTD), caches, aux, {})
 
     def _blocks(
         self,
@@ -203,21 +206,20 @@ class GPT(nn.Module):
         caches: tuple | None,
         dropout_key: Key | None,
         rope_length: int | None,
-        remat: bool,
+        remat: Remat,
         scan: bool,
     ) -> tuple[Array, tuple | None, dict[str, dict[str, Array]]]:
         """The stack: unrolled and named, or called as functions of their parameters."""
         names = [f"block_{i}" for i in range(self.cfg.n_layers)]
         build = functools.partial(self.cfg.build_block, rope_length=rope_length)
         blocks = [build(i, name) for i, name in enumerate(names)]
-        if (remat or scan) and not self.is_initializing():
+        if (remat != "none" or scan) and not self.is_initializing():
             if caches is not None:
                 raise ValueError("remat and scan are for training; caches need neither")
             params = [self.variables["params"][name] for name in names]
-            unit = repeating_unit(self.cfg.layers) if scan else None
             stack = Stack(build, params, visibility, dropout_key, remat)
-            x_BTD, aux = stack.run(x_BTD, unit)
-            return x_BTD, None, {f"block_{i}": aux[i] for i in range(len(blocks))}
+            x_BTD, aux = stack.run(x_BTD, self.cfg.layers if scan else None)
+            return x_BTD, None, dict(zip(names, aux, strict=True))
         new_caches, aux = [], {}
         for i, block in enumerate(blocks):
             cache = None if caches is None else caches[i]
@@ -246,20 +248,21 @@ def forward(
       patch: Values to put in the place of sites, by path.
       **call: Arguments of the module:
         embeddings_BTD: In place of the embedded tokens.
-        pos_BT: Position of each token, -1 for padding; None: 0..T-1. Required with caches and
-          segments.
+        pos_BT: Position of each token, -1 for padding; None: 0..T-1. Required with caches that
+          exist and with segments.
         segment_BT: Document of each token in a packed row; documents do not see each other.
         prefix_B: Length of each row's prefix, seen by all of the row: a prefix-LM, which is a
           different model (`jaxgpt.masks`).
-        caches: From `cfg.init_caches`; returned extended.
+        caches: From `cfg.init_caches`, or a number of slots for new ones, in the compute dtype,
+          whose first tokens these are and see no others; returned extended.
         dropout_key: Turns training mode on, dropout above all; the same key gives the same masks.
         dtype: Compute dtype; None: that of the embedding table.
         rope_length: The longest position that calls with these weights and caches will see, for
           ropes that follow it (dynamic NTK); None: context_length.
         kernel: Attention kernel, "auto" to choose (`jaxgpt.kernels`).
-        remat: Recompute each block in the backward pass.
+        remat: What the backward pass computes again: none, dots or full (`jaxgpt.stack`).
         scan: Scan over the repeating layers: less compile time for deep models.
-        last_only: Logits of the last position alone.
+        last_only, headless: Logits of the last position alone; none, but what the head reads.
 
     Raises:
       ValueError: A site that is not there, sites together with remat or scan, or arguments that
@@ -267,10 +270,10 @@ def forward(
 
     Cost: capture and patch change no other value, and without them no site costs anything.
     """
-    params = used(params, all_blocks=not (call.get("remat") or call.get("scan")))
+    params = used(params, **call)
     if not capture and not patch:
         return cast(Output, GPT(cfg).apply({"params": params}, tokens_BT, **call))
-    if call.get("remat") or call.get("scan"):
+    if call.get("scan") or call.get("remat", "none") != "none":
         raise ValueError("capture and patch run unrolled: drop remat and scan")
     with tapping(capture, patch) as taps:
         output = cast(Output, GPT(cfg).apply({"params": params}, tokens_BT, **call))

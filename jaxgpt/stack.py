@@ -7,11 +7,12 @@ them inside the compiled step, so that checkpoints and parameter paths do not kn
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxgpt.masks import Visibility
@@ -19,6 +20,12 @@ from jaxgpt.placing import place, use
 from jaxgpt.shapes import Key, Params
 
 Aux = dict[str, Array]
+Remat = Literal["none", "dots", "full"]
+"""What the backward pass computes again instead of reading what the forward pass kept.
+
+none: nothing. dots: all but the products of activations with weights, the bulk of the work, so that
+norms, activation functions and attention are computed twice. full: all of a block but its input.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,17 +37,18 @@ class Stack:
       params: Parameters of each layer.
       visibility: Who sees whom.
       dropout_key: The model's; layer i gets fold(key, i), scanned or not.
-      remat: Keep only each block's input, and compute the rest again in the backward pass.
+      remat: What the backward pass computes again.
     """
 
     build: Callable[[int], nn.Module]
     params: Sequence[Params]
     visibility: Visibility
     dropout_key: Key | None
-    remat: bool
+    remat: Remat
 
-    def run(self, x_BTD: Array, unit: tuple[int, int, int] | None) -> tuple[Array, list[Aux]]:
-        """All layers in order; `unit` as from `repeating_unit`, None without a scan."""
+    def run(self, x_BTD: Array, layers: Sequence[Any] | None) -> tuple[Array, list[Aux]]:
+        """All layers in order; a scan goes over the `repeating_unit` of `layers`, if given."""
+        unit = None if layers is None else repeating_unit(layers)
         prefix, width, repeats = unit or (len(self.params), 1, 0)
         aux: list[Aux] = []
         for i in range(prefix):
@@ -78,12 +86,17 @@ class Stack:
         """The block of layer `like`, with the parameters and dropout of layer `index`."""
 
         def call(params: Params, x_BTD: Array, key: Key | None) -> tuple[Array, Aux]:
-            block, params = self.build(like), use(params, f"block_{like}/")
+            block, params = self.build(like), use(params, f"block_{like}/", x_BTD.dtype)
             x_BTD, _, aux = block.apply({"params": params}, x_BTD, self.visibility, None, key)  # type: ignore[misc]
             return place(x_BTD, "BTD"), aux
 
-        if self.remat:
-            call = jax.checkpoint(call)
+        if self.remat != "none":
+            policies = jax.checkpoint_policies
+            kept = {
+                "dots": policies.dots_with_no_batch_dims_saveable,
+                "full": policies.nothing_saveable,
+            }
+            call = jax.checkpoint(call, policy=kept[self.remat])
         return call(params, x_BTD, fold(self.dropout_key, index))
 
 
@@ -104,10 +117,19 @@ def repeating_unit(layers: Sequence[Any]) -> tuple[int, int, int] | None:
     return best
 
 
-def used(params: Params, *, all_blocks: bool) -> Params:
+def used(
+    params: Params,
+    *,
+    dtype: DTypeLike | None = None,
+    remat: Remat = "none",
+    scan: bool = False,
+    **_: Any,
+) -> Params:
     """`jaxgpt.placing.use` of a model's parameters; without blocks where `Stack` does theirs."""
-    blocks = {k: v for k, v in params.items() if k.startswith("block_") and not all_blocks}
-    return {**use({k: v for k, v in params.items() if k not in blocks}), **blocks}
+    stacked = scan or remat != "none"
+    blocks = {k: v for k, v in params.items() if k.startswith("block_") and stacked}
+    others = {k: v for k, v in params.items() if k not in blocks}
+    return {**use(others, dtype=dtype), **blocks}
 
 
 def fold(key: Key | None, index: int | Array) -> Key | None:

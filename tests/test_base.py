@@ -78,10 +78,10 @@ def test_a_capture_of_no_site_is_an_error(params):
         forward(CFG, params, TOKENS, capture=["block_*/out", "block_9/*"])
 
 
-@pytest.mark.parametrize("mode", ["remat", "scan"])
+@pytest.mark.parametrize("mode", [{"remat": "full"}, {"scan": True}])
 def test_taps_need_unrolled_layers(params, mode):
     with pytest.raises(ValueError, match="drop remat and scan"):
-        forward(CFG, params, TOKENS, capture=("*",), **{mode: True})
+        forward(CFG, params, TOKENS, capture=("*",), **mode)
 
 
 def test_taps_end_with_their_call():

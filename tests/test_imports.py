@@ -14,12 +14,12 @@ FILES = sorted((ROOT / "jaxgpt").rglob("*.py"))
 
 ORDER = [  # a file imports from its own row and from those above it
     ["errors", "shapes", "masks", "cache", "placing", "kernels"],
-    ["boxes.base"],
+    ["boxes.base", "boxes.weights"],
     ["boxes.init", "boxes.dense"],
     ["boxes"],
-    ["layers", "stack"],
+    ["layers", "readout", "stack"],
     ["model"],
-    ["flops", "losses"],
+    ["flops", "costs", "losses"],
     ["data"],
     ["train"],
     ["sample"],

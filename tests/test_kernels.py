@@ -8,6 +8,7 @@ import pytest
 import reference
 
 from jaxgpt.kernels import attend, dropout
+from jaxgpt.kernels import reference as kernel
 from jaxgpt.masks import Visibility
 
 
@@ -116,6 +117,20 @@ def test_empty_slots_have_no_influence(rubbish, knobs):
     want = run(q, k, v, visibility, **knobs)
     k, v = k.at[:, 4:].set(rubbish), v.at[:, 4:].set(rubbish)
     assert np.array_equal(run(q, k, v, visibility, **knobs), want)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("rubbish", [0.0, np.nan, -np.inf, 1e4])
+@pytest.mark.parametrize("queries", [2, 40])
+def test_no_back_end_lets_empty_slots_of_a_cache_count(backend, rubbish, queries):
+    probs, v = jnp.asarray(draw(4, queries, 6)), jnp.asarray(draw(4, 6, 8, seed=1))
+    pos = jnp.array([[0, 1, 2, -1, -1, -1], [-1, 0, 1, 2, 3, -1]])
+    filled = np.repeat(np.asarray(pos) >= 0, 2, axis=0)
+    probs = jnp.where(filled[:, None], probs, 0)
+    want = np.einsum("jqs,jsp->jqp", probs, np.where(filled[..., None], v, 0))
+    v = jnp.where(filled[..., None], v, rubbish)
+    cached = Visibility.of(pos[:, :1]).onto(pos)
+    np.testing.assert_allclose(kernel._mixed(probs, v, cached, backend), want, atol=1e-5)
 
 
 @pytest.mark.parametrize("knobs", KNOBS, ids=["plain", "capped"])

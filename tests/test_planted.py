@@ -131,7 +131,7 @@ class Forgets(Broken):
 
     def gives(self, y, x, visibility, cache):
         if cache is not None:
-            cache = cache.replace(k_BSKH=jnp.zeros_like(cache.k_BSKH))
+            cache = cache.replace(k_JSH=jnp.zeros_like(cache.k_JSH))
         return y, cache
 
 

@@ -11,11 +11,12 @@ from jaxtyping import Array, Float
 
 from jaxgpt.boxes.base import AttentionBox, Dims, NormBox, check_positive, tap, tap_of
 from jaxgpt.boxes.dense import Dense
+from jaxgpt.boxes.weights import joined
 from jaxgpt.cache import KVCache
 from jaxgpt.errors import ConfigError
 from jaxgpt.kernels import attend
 from jaxgpt.masks import Visibility
-from jaxgpt.shapes import Key
+from jaxgpt.shapes import Key, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +96,11 @@ class GQA(AttentionBox):
         """K heads of keys and values for each of `length` tokens."""
         return KVCache.empty(batch, length, self.kv_heads, self.width(dims), dtype)
 
+    def joined(self, params: Params) -> Params:
+        """With `qkv` in the place of three, unless a subclass builds another module."""
+        known = type(self).build is GQA.build
+        return joined(params, "qkv", ("q", "k", "v")) if known else params
+
 
 class _GQA(nn.Module):
     box: GQA
@@ -109,21 +115,19 @@ class _GQA(nn.Module):
         dropout_key: Key | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         box, dims, position = self.box, self.dims, self.dims.position
-        H, pos_BT = box.width(dims), visibility.q_pos_BT
-
-        def heads(n: int, name: str, norm: NormBox | None = None) -> Float[Array, "B T n H"]:
-            y = Dense(n * H, dims, box.use_bias, name=name)(x_BTD)
-            y = y.reshape(*x_BTD.shape[:2], n, H)
-            return y if norm is None else _normed(y, norm, box.qk_norm_of, f"{name}_norm")
-
-        q_BTNH = position.rotate(heads(box.n_heads, "q", box.qk_norm), pos_BT)
-        k_BSKH = position.rotate(heads(box.kv_heads, "k", box.qk_norm), pos_BT)
-        q_BTNH, k_BSKH = tap(self, "queries", q_BTNH), tap(self, "keys", k_BSKH)
-        v_BSKH = tap(self, "values", heads(box.kv_heads, "v"))
+        pos_BT = visibility.q_pos_BT
+        q_BTNH, k_BSKH, v_BSKH = self._heads(x_BTD)
+        if box.qk_norm is not None:
+            q_BTNH = _normed(q_BTNH, box.qk_norm, box.qk_norm_of, "q_norm")
+            k_BSKH = _normed(k_BSKH, box.qk_norm, box.qk_norm_of, "k_norm")
+        q_BTNH = tap(self, "queries", position.rotate(q_BTNH, pos_BT))
+        k_BSKH = tap(self, "keys", position.rotate(k_BSKH, pos_BT))
+        v_BSKH = tap(self, "values", v_BSKH)
         if cache is not None:
             cache = cache.extend(k_BSKH, v_BSKH, pos_BT)
-            k_BSKH, v_BSKH = cache.k_BSKH, cache.v_BSKH
-            visibility = visibility.onto(cache.pos_BS)
+            if not visibility.fresh:
+                k_BSKH, v_BSKH = cache.k_BSKH, cache.v_BSKH
+                visibility = visibility.onto(cache.pos_BS)
         sinks_N = None
         if box.sinks:
             sinks_N = self.param("sinks", nn.initializers.zeros, (box.n_heads,), jnp.float32)
@@ -144,6 +148,21 @@ class _GQA(nn.Module):
         out_bias = box.use_bias if box.use_out_bias is None else box.use_out_bias
         y_BTD = Dense(x_BTD.shape[-1], dims, out_bias, residual=True, name="out")(y)
         return tap(self, "out", y_BTD), cache
+
+    def _heads(self, x_BTD: Array) -> list[Array]:
+        """Queries, keys and values by head, from three products or, joined, from one."""
+        box, H = self.box, self.box.width(self.dims)
+        counts = {"q": box.n_heads, "k": box.kv_heads, "v": box.kv_heads}
+        if self.has_variable("params", "qkv"):
+            dense = Dense(sum(counts.values()) * H, self.dims, box.use_bias, name="qkv")
+            ends = [box.n_heads * H, (box.n_heads + box.kv_heads) * H]
+            parts = jnp.split(dense(x_BTD), ends, -1)
+        else:
+            parts = [
+                Dense(n * H, self.dims, box.use_bias, name=name)(x_BTD)
+                for name, n in counts.items()
+            ]
+        return [y.reshape(*x_BTD.shape[:2], -1, H) for y in parts]
 
 
 def _normed(y_BTNH: Array, norm: NormBox, of: str, name: str) -> Array:

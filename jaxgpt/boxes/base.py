@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a box is: the contracts between the boxes and the skeleton, and the taps inside them.
 
-A box is a frozen dataclass with only its own knobs; `build` makes one Flax linen module from it.
-Subclass one of the kinds below in any file of any package: nothing has to be registered.
-`jaxgpt.testing` checks the contracts, for our boxes and for yours.
+A box is a frozen dataclass of its own knobs; `build` makes a Flax linen module from it. Subclass a
+kind below in any file: nothing is registered. `jaxgpt.testing` checks the contracts of all boxes.
 
 | kind        | its module's call                                                            |
 | ----------- | ---------------------------------------------------------------------------- |
@@ -37,6 +36,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jaxgpt.errors import ConfigError
 from jaxgpt.shapes import Params
 
 if TYPE_CHECKING:
@@ -75,6 +75,10 @@ class Box:
 
     def check(self, dims: Dims) -> None:
         """Raise `jaxgpt.errors.ConfigError` if the box does not fit into this model."""
+
+    def joined(self, params: Params) -> Params:
+        """Its parameters for decoding, products of one input in one; usually as they are."""
+        return params
 
 
 class InitBox(Box):
@@ -223,8 +227,6 @@ class HeadBox(Box):
 
 def check_positive(**values: int | float | None) -> None:
     """Raise `ConfigError` unless each value is positive; None passes."""
-    from jaxgpt.errors import ConfigError
-
     for name, value in values.items():
         if value is not None and not value > 0:
             raise ConfigError(f"{name}={value} must be positive")
@@ -232,8 +234,6 @@ def check_positive(**values: int | float | None) -> None:
 
 def check_choices(box: Any) -> None:
     """Raise `ConfigError` where a field, here or in a box inside, is none of its type's words."""
-    from jaxgpt.errors import ConfigError
-
     hints = typing.get_type_hints(type(box))
     for name in (field.name for field in dataclasses.fields(box)):
         value, hint, words = getattr(box, name), hints[name], typing.get_args(hints[name])

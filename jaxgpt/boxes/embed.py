@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgpt.boxes.base import Dims, EmbedBox, check_positive, tap
 from jaxgpt.boxes.dense import Dense, padded
+from jaxgpt.boxes.weights import Weight, parameter
 from jaxgpt.errors import ConfigError
 from jaxgpt.placing import flat
 
@@ -55,7 +56,7 @@ class _Embed(nn.Module):
         init = padded(dims.init.embedding(), (dims.padded_vocab_size - dims.vocab_size, 0))
         width = self.box.width or dims.d_model
         shape = (dims.padded_vocab_size, width)
-        self.embedding_VD = self.param("embedding", init, shape, jnp.float32)
+        self.embedding_VD = parameter(self, "embedding", init, shape)
         if width != dims.d_model:  # those that are not called have no parameters
             self.project_in = Dense(dims.d_model, dims, use_bias=False)
             self.project_out = Dense(width, dims, use_bias=False)
@@ -65,8 +66,9 @@ class _Embed(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Look tokens up; an id outside the vocabulary gives NaN instead of a wrong row."""
         valid_BT1 = ((tokens_BT >= 0) & (tokens_BT < self.dims.vocab_size))[..., None]
-        x_BTD = jnp.where(valid_BT1, self.embedding_VD[tokens_BT], jnp.nan)
-        x_BTD = x_BTD.astype(dtype or self.embedding_VD.dtype)
+        table = self.embedding_VD
+        rows_BTD = table.rows(tokens_BT) if isinstance(table, Weight) else table[tokens_BT]
+        x_BTD = jnp.where(valid_BT1, rows_BTD, jnp.nan).astype(dtype or table.dtype)
         if x_BTD.shape[-1] != self.dims.d_model:
             x_BTD = self.project_in(x_BTD)
         if self.box.scale:
@@ -75,8 +77,10 @@ class _Embed(nn.Module):
 
     def attend(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Products with every row of the table."""
-        table_VD = self.embedding_VD.astype(x_BTD.dtype)
-        if table_VD.shape[1] != self.dims.d_model:
+        table = self.embedding_VD
+        if self.box.width not in (None, self.dims.d_model):
             x_BTD = self.project_out(x_BTD)
-        logits = flat(x_BTD) @ table_VD.T
+        if isinstance(table, Weight):
+            return table.product(x_BTD)
+        logits = flat(x_BTD) @ table.astype(x_BTD.dtype).T
         return logits.reshape(*x_BTD.shape[:-1], -1)

@@ -2,6 +2,7 @@
 """Dense feed-forward boxes: two matrices with an activation, or three with a gate."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,12 +13,32 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgpt.boxes.base import Dims, FFNBox, check_positive, tap
 from jaxgpt.boxes.dense import Dense
-from jaxgpt.shapes import Key
+from jaxgpt.boxes.weights import joined
+from jaxgpt.shapes import Key, Params
 
 Activation = Literal["gelu_tanh", "gelu", "gelu_sigmoid", "relu", "relu_squared", "silu"]
 
+
+@jax.custom_jvp
+def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """GPT-2's "gelu_new", with a derivative written out: training keeps one array of it.
+
+    Source: Hendrycks & Gimpel 2016, section 2, https://arxiv.org/abs/1606.08415
+    """
+    return jax.nn.gelu(x, approximate=True)
+
+
+@gelu_tanh.defjvp
+def _gelu_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (x,), (dx,) = primals, tangents
+    c, squared = math.sqrt(2 / math.pi), x * x
+    t = jnp.tanh(c * x * (1 + 0.044715 * squared))
+    slope = 0.5 * (1 + t) + 0.5 * c * x * (1 - t * t) * (1 + 3 * 0.044715 * squared)
+    return 0.5 * x * (1 + t), slope * dx
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),  # GPT-2's "gelu_new"
+    "gelu_tanh": gelu_tanh,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_sigmoid": lambda x: x * jax.nn.sigmoid(1.702 * x),  # Hendrycks & Gimpel 2016, section 2
     "relu": jax.nn.relu,
@@ -101,6 +122,11 @@ class GatedMLP(FFNBox):
         """The module; parameters `gate`, `up` and `down`."""
         return _GatedMLP(self, dims, name=name)
 
+    def joined(self, params: Params) -> Params:
+        """With `gate_up` in the place of two, unless a subclass builds another module."""
+        known = type(self).build is GatedMLP.build
+        return joined(params, "gate_up", ("gate", "up")) if known else params
+
 
 class _GatedMLP(nn.Module):
     box: GatedMLP
@@ -114,8 +140,12 @@ class _GatedMLP(nn.Module):
         dropout_key: Key | None = None,
     ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
         box, d_ff = self.box, self.box.width(self.dims)
-        gate_BTF = Dense(d_ff, self.dims, box.use_bias, name="gate")(x_BTD)
-        up_BTF = Dense(d_ff, self.dims, box.use_bias, name="up")(x_BTD)
+        if self.has_variable("params", "gate_up"):
+            both = Dense(2 * d_ff, self.dims, box.use_bias, name="gate_up")(x_BTD)
+            gate_BTF, up_BTF = jnp.split(both, 2, -1)
+        else:
+            gate_BTF = Dense(d_ff, self.dims, box.use_bias, name="gate")(x_BTD)
+            up_BTF = Dense(d_ff, self.dims, box.use_bias, name="up")(x_BTD)
         h_BTF = tap(self, "hidden", box.hidden(gate_BTF, up_BTF))
         down = Dense(x_BTD.shape[-1], self.dims, box.use_bias, residual=True, name="down")
         return tap(self, "out", down(h_BTF)), {}

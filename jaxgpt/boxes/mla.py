@@ -108,6 +108,7 @@ class _MLA(nn.Module):
         form = _naive
         if cache is not None:
             cache = cache.extend(latent_BSR, key_BSP, pos_BT)
+        if cache is not None and not visibility.fresh:
             latent_BSR, key_BSP = (a.astype(x_BTD.dtype) for a in (cache.latent_BSR, cache.key_BSP))
             visibility = visibility.onto(cache.pos_BS)
             form = _absorbed if box.absorbs(T, cache.pos_BS.shape[1]) else _naive

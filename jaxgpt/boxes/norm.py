@@ -2,6 +2,7 @@
 """Norms of the last axis: LayerNorm, RMSNorm, and none. Statistics are in float32."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -36,8 +37,7 @@ class _LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         x32 = wide(x)
-        x32 = x32 - x32.mean(-1, keepdims=True)
-        y = x32 * jax.lax.rsqrt((x32 * x32).mean(-1, keepdims=True) + self.box.eps)
+        y = _normalised(x32 - x32.mean(-1, keepdims=True), self.box.eps)
         y = y * _vector(self, "scale", nn.initializers.ones, x)
         if self.box.use_bias:
             y = y + _vector(self, "bias", nn.initializers.zeros, x)
@@ -71,8 +71,7 @@ class _RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        x32 = wide(x)
-        y = x32 * jax.lax.rsqrt((x32 * x32).mean(-1, keepdims=True) + self.box.eps)
+        y = _normalised(wide(x), self.box.eps)
         if self.box.one_plus:
             return (y * (1.0 + _vector(self, "scale", nn.initializers.zeros, x))).astype(x.dtype)
         return y.astype(x.dtype) * _vector(self, "scale", nn.initializers.ones, x).astype(x.dtype)
@@ -91,6 +90,23 @@ class _NoNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         return x
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _normalised(x: Float[Array, "... D"], eps: float) -> Float[Array, "... D"]:
+    """`x / sqrt(mean(x^2) + eps)`, with a derivative that needs the result alone."""
+    return x * _rate(x, eps)
+
+
+@_normalised.defjvp
+def _slope(eps: float, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (x,), (dx,) = primals, tangents
+    y, rate = _normalised(x, eps), _rate(x, eps)
+    return y, rate * (dx - y * (y * dx).mean(-1, keepdims=True))
+
+
+def _rate(x: Array, eps: float) -> Array:
+    return jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + eps)
 
 
 def _vector(module: nn.Module, name: str, init: nn.initializers.Initializer, x: Array) -> Array:

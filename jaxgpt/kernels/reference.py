@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxgpt.masks import Visibility
-from jaxgpt.shapes import Key
+from jaxgpt.shapes import Key, wide
 
 # (q_pos_BT, k_pos_BS) -> scores to add, broadcastable to (B, N, T, S)
 ScoreBias = Callable[[Int[Array, "B T"], Int[Array, "B S"]], Float[Array, "..."]]
@@ -77,8 +77,6 @@ def attend(
     # over four-dimensional operands, and the same work elsewhere. G query heads share each of them.
     q = q_BTNH.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4).reshape(B * K, -1, H)
     k = k_BSKH.transpose(0, 2, 1, 3).reshape(B * K, S, H)
-    if not visibility.plain:  # zero times NaN is NaN
-        v_BSKP = jnp.where(visibility.k_pos_BS[:, :, None, None] >= 0, v_BSKP, 0)
     v = v_BSKP.transpose(0, 2, 1, 3).reshape(B * K, S, -1)
 
     score_dtype = jnp.promote_types(q.dtype, jnp.float32)
@@ -90,18 +88,69 @@ def attend(
     if bias is not None:
         scores_BNTS += bias(visibility.q_pos_BT, visibility.k_pos_BS)
     seen_b1TS = visibility.mask()[:, None]
-    scores_BNTS = jnp.where(seen_b1TS, scores_BNTS, MASKED)
-    top_BNT1 = scores_BNTS.max(-1, keepdims=True)
-    if sinks_N is not None:
-        sinks_1N11 = sinks_N.astype(score_dtype)[None, :, None, None]
-        top_BNT1 = jnp.maximum(top_BNT1, sinks_1N11)
-    top_BNT1 = jax.lax.stop_gradient(top_BNT1)
-    weights_BNTS = jnp.where(seen_b1TS, jnp.exp(scores_BNTS - top_BNT1), 0.0)
-    total_BNT1 = weights_BNTS.sum(-1, keepdims=True)
-    if sinks_N is not None:
-        total_BNT1 += jnp.exp(sinks_1N11 - top_BNT1)
-    total_BNT1 = jnp.maximum(total_BNT1, 1e-30)
-    probs_BNTS = tap("probs", weights_BNTS / total_BNT1)
+    sinks_1N11 = None if sinks_N is None else sinks_N.astype(score_dtype)[None, :, None, None]
+    probs_BNTS = _softmax(scores_BNTS, seen_b1TS, sinks_1N11)
+    probs_BNTS = tap("probs", probs_BNTS)
     probs_BNTS = dropout(probs_BNTS.astype(v.dtype), dropout_rate, dropout_key)
-    y = jnp.einsum("bqs,bsh->bqh", probs_BNTS.reshape(B * K, -1, S), v)
+    y = _mixed(probs_BNTS.reshape(B * K, -1, S), v, visibility)
     return y.reshape(B, N, T, -1).transpose(0, 2, 1, 3)
+
+
+@jax.custom_jvp
+def _softmax(scores: Array, seen: Array, sinks: Array | None) -> Array:
+    """Probabilities of the keys that are seen, with a derivative that needs them alone."""
+    return _shares(scores, seen, sinks)[0]
+
+
+def _shares(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, Array]:
+    """The probabilities of the keys, and of the sink; 0 where nothing is seen."""
+    scores = jnp.where(seen, scores, MASKED)
+    top = scores.max(-1, keepdims=True)
+    top = top if sinks is None else jnp.maximum(top, sinks)
+    weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
+    sunk = jnp.zeros_like(top) if sinks is None else jnp.exp(sinks - top)
+    total = jnp.maximum(weights.sum(-1, keepdims=True) + sunk, 1e-30)
+    return weights / total, sunk / total
+
+
+@_softmax.defjvp
+def _softmax_slope(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    (scores, seen, sinks), (d_scores, _, d_sinks) = primals, tangents
+    probs = _softmax(scores, seen, sinks)
+    d_scores = jnp.where(seen, d_scores, 0.0)
+    mean = (probs * d_scores).sum(-1, keepdims=True)
+    if sinks is not None:
+        mean += _shares(scores, seen, sinks)[1] * d_sinks
+    return probs, probs * (d_scores - mean)
+
+
+FEW = 8  # queries of a key head at a time, up to which a GPU multiplies and adds without a copy
+
+
+def _mixed(
+    probs_JQS: Array, v_JSP: Array, visibility: Visibility, backend: str | None = None
+) -> Array:
+    """The product of both; what stands in slots that are not filled counts nothing, NaN included.
+
+    Zero times NaN is NaN, so such slots are emptied, which writes a copy of the values. A step over
+    a cache does without: a GPU empties them in the loop of a multiply-and-add, the others look
+    first whether there was any need. Local letters: J is B * K, Q is T * N/K.
+    """
+
+    def product(v_JSP: Array) -> Array:
+        return jnp.einsum("jqs,jsp->jqp", probs_JQS, v_JSP)
+
+    def emptied() -> Array:
+        filled_BS = visibility.k_pos_BS >= 0
+        filled_JS = jnp.repeat(filled_BS, len(v_JSP) // len(filled_BS), axis=0)
+        return jnp.where(filled_JS[..., None], v_JSP, 0)
+
+    gpu = (backend or jax.default_backend()) == "gpu"
+    if visibility.plain:
+        return product(v_JSP)
+    if not visibility.cached or (gpu and probs_JQS.shape[1] > FEW):
+        return product(emptied())
+    if gpu:
+        return (wide(probs_JQS)[..., None] * wide(emptied())[:, None]).sum(2).astype(v_JSP.dtype)
+    y_JQP = product(v_JSP)
+    return jax.lax.cond(jnp.isfinite(y_JQP).all(), lambda: y_JQP, lambda: product(emptied()))

@@ -127,7 +127,7 @@ def check_packing(cfg: ModelConfig, params: Params) -> None:
 def check_cache(cfg: ModelConfig, params: Params) -> None:
     """Decoding with caches equals the full forward; slots not yet written have no influence.
 
-    A model whose attention has no cache passes. Slots are the arrays of shape (batch, length, ...).
+    A model whose attention has no cache passes. Slots are the arrays with an axis of length.
     """
     length = LENGTH + 3
     try:
@@ -141,7 +141,7 @@ def check_cache(cfg: ModelConfig, params: Params) -> None:
         assert_padded(_decode(cfg, params, *tokens(padded=True), chunks, empty), want, fed)
 
     def fill(a: Array, rubbish: float) -> Array:
-        slots = a.shape[:2] == (2, length) and jnp.issubdtype(a.dtype, jnp.floating)
+        slots = length in a.shape and jnp.issubdtype(a.dtype, jnp.floating)
         return jnp.full_like(a, rubbish) if slots else a
 
     got = _decode(cfg, params, *tokens(), CHUNKS[1], empty)

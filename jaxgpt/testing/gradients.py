@@ -18,6 +18,7 @@ from jaxgpt.boxes.norm import NoNorm
 from jaxgpt.layers import Layer
 from jaxgpt.model import ModelConfig, forward
 from jaxgpt.shapes import Params
+from jaxgpt.stack import Remat
 from jaxgpt.testing.layers import is_rotary
 from jaxgpt.testing.tools import assert_close, jit_forward, logits, pairs, quick_jit, tokens
 
@@ -37,7 +38,7 @@ def check_training(cfg: ModelConfig, params: Params, zero: Mapping[str, str] | N
     loss, grads = jit_loss(params, *args, key)
     other, _ = jit_loss(params, *args, jax.random.key(2))
     assert not cfg.dropout or loss != other, "two dropout keys give one loss"
-    loss2, grads2 = jit_loss(params, *args, key, remat=True, scan=True)
+    loss2, grads2 = jit_loss(params, *args, key, remat="full", scan=True)
     assert_close(loss2, loss, 1e-6, "the loss with remat and scan")
     top = max(np.abs(g).max() for _, g, _ in pairs(grads, grads))
     assert top > 0, "no parameter has a gradient"
@@ -102,7 +103,7 @@ def _loss(
     tokens_BT: Array,
     pos_BT: Array,
     dropout_key: Any,
-    remat: bool = False,
+    remat: Remat = "none",
     scan: bool = False,
 ) -> Array:
     """Mean loss of the tokens that are not padding, and what the boxes add to it."""
