@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from commandline import MICRO, TEXT, error_line
 
@@ -50,6 +51,24 @@ def test_sample_from_the_newest_run(in_trained, capsys):
     greedy = sample(capsys, "--greedy", "--checkpoint=best", "--dtype=float32")
     assert sample(capsys, "--temperature=0", "--checkpoint=best", "--seed=9") == greedy
     assert sample(capsys, "--checkpoint=2", "--seed=1") != sample(capsys, "--seed=1")
+
+
+@pytest.mark.parametrize("weights, kind", [("bfloat16", "bfloat16"), ("int8", "int8")])
+def test_weights_are_stored_as_asked_for(in_trained, capsys, monkeypatch, weights, kind):
+    from jaxgpt.sample import text
+
+    found = []
+
+    def look(cfg, params, *_, dtype, **__):
+        found.append((str(dtype), {str(x.dtype) for x in jax.tree.leaves(params) if x.ndim > 1}))
+        return iter([Piece(0, "x", True)])
+
+    monkeypatch.setattr(text, "stream_text", look)
+    assert sample(capsys, f"--weights={weights}") == "x\n"
+    sample(capsys, "--dtype=bfloat16")
+    (asked, stored), (dtype, plain) = found
+    assert asked == "float32" and kind in stored
+    assert dtype == "bfloat16" and plain == {"bfloat16"}
 
 
 def test_several_samples_and_stop_strings(in_trained, capsys):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +118,43 @@ def test_zeros_of_either_sign_are_equal():
 def test_top_k_keeps_exactly_k_real_tokens_even_of_equal_ones(k, count):
     logits_BV = jnp.where(jnp.arange(128) < 65, 0.0, -jnp.inf)[None]
     assert kept(logits_BV, top_k=k) == set(range(count))
+
+
+def sorted_and_cut(x_V, top_k, top_p) -> set[int]:
+    """What top-k and top-p say: the k best, then of these what has less than p before it."""
+    order = np.argsort(-x_V, kind="stable")[:top_k]
+    order = order[np.isfinite(x_V[order])]
+    mass = np.exp(x_V[order].astype(np.float64))
+    before = np.cumsum(mass / mass.sum()) - mass / mass.sum()
+    return set(order[(before < top_p) | (np.arange(len(order)) == 0)].tolist())
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (40, 1.0), (700, 0.7), (50, 0.93)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])  # the latter with many equal ones
+def test_what_stays_is_what_sorting_gives(top_k, top_p, dtype):
+    logits_BV = 3 * jax.random.normal(jax.random.key(top_k), (5, 700)).astype(dtype)
+    logits_BV = logits_BV.at[1].set(jnp.round(logits_BV[1])).at[:, 600:].set(-jnp.inf)
+    options = {"top_k": top_k, "top_p": top_p, "temperature": 0.8}
+    got_BV = np.asarray(run(logits_BV, **options))
+    x_BV = np.asarray(run(logits_BV, temperature=0.8))
+    for got_V, x_V in zip(got_BV, x_BV, strict=True):
+        want = sorted_and_cut(x_V, top_k, top_p)
+        assert set(np.flatnonzero(np.isfinite(got_V)).tolist()) == want
+        np.testing.assert_array_equal(got_V[list(want)], x_V[list(want)])
+
+
+def test_the_vocabulary_is_not_sorted():
+    def text(function, *args):
+        return jax.jit(function).lower(*args).compile().as_text().lower()
+
+    def both(keys_B, logits_BV):
+        sampling = Sampling(0.7, top_k=50, top_p=0.9, min_p=0.01)
+        return draw(keys_B, filtered_logits(logits_BV, counts_BV, sampling), sampling)
+
+    logits_BV, keys_B = jnp.zeros((2, 1000)), jax.random.split(jax.random.key(0), 2)
+    counts_BV = jnp.zeros((2, 1000), jnp.int32)
+    assert not re.search(r" sort\(|topk", text(both, keys_B, logits_BV))
+    assert re.search(r" sort\(|topk", text(lambda x_BV: jax.lax.top_k(x_BV, 50), logits_BV))
 
 
 def test_min_p_is_a_share_of_the_best():

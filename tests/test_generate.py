@@ -16,7 +16,6 @@ from jaxgpt.errors import ConfigError, DivergedError
 from jaxgpt.model import ModelConfig, forward, init_params
 from jaxgpt.sample.filters import Sampling
 from jaxgpt.sample.generate import generate, stream
-from jaxgpt.sample.steps import empty_caches
 
 GREEDY = Sampling(temperature=0.0)
 TINY = ModelConfig(
@@ -196,8 +195,6 @@ def test_bfloat16_is_asked_for_or_follows_the_parameters(how):
         params, dtype = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), None
     got = generate(TINY, params, RAGGED, max_new_tokens=14, dtype=dtype)
     assert [len(row) for row in got.ids] == [14] * 3
-    caches = empty_caches(TINY, params, dtype=dtype and jnp.dtype(dtype), batch=2, slots=16)
-    assert caches[0].k_BSKH.dtype == jnp.bfloat16
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -213,6 +210,7 @@ def test_bfloat16_is_asked_for_or_follows_the_parameters(how):
         ([[1]], {"stop_ids": [99]}, "stop_ids: id 99"),
         ([[1]], {"max_new_tokens": -1}, "max_new_tokens=-1"),
         ([[1]], {"chunk": 0}, "chunk=0"),
+        ([[1]], {"prefill_chunk": 0}, "prefill_chunk=0"),
         ([[1]], {"seed": -1}, "seed: -1"),
         ([[1]], {"seed": 2**32}, "seed: 4294967296"),
         ([[1]], {"samples": [0, 1]}, "2 samples for 1 prompts"),

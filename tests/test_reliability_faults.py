@@ -31,7 +31,7 @@ from commands import (
 )
 
 from jaxgpt import cli
-from jaxgpt.cli import sample as sampling
+from jaxgpt.cli import sources
 from jaxgpt.cli.train import stored_run
 from jaxgpt.data.tokenizer import load_tokenizer
 from jaxgpt.errors import CheckpointError
@@ -51,7 +51,7 @@ def verify(folder, wanted):
     assert config is not None
     model = rundata.with_vocabulary(config.model, load_tokenizer(run.tokenizer_path))
     for step in wanted:
-        sampling.load_params(run, model, str(step))
+        sources.load_params(run, model, str(step))
 
 
 # --- A2 to A7: signals ----------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_interrupted_sampling_does_not_crash(copy, monkeypatch):
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
         raise CheckpointError("seen")
 
-    monkeypatch.setattr(sampling, "load_params", look)
+    monkeypatch.setattr(sources, "load_params", look)
     assert cli.sample_main([]) == 4
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

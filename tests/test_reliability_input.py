@@ -22,7 +22,7 @@ from commandline import ROOT, error_line
 from commands import ENV, LIMIT_S, TEXT, checkpoints, digest, steps, train, tree
 
 from jaxgpt import cli
-from jaxgpt.cli import sample as sampling
+from jaxgpt.cli import sources
 from jaxgpt.data.tokens import HEADER_BYTES
 
 
@@ -335,12 +335,12 @@ def test_a_run_without_a_checkpoint(copy, capsys):
 
 def test_parameters_that_are_not_finite(inside, capsys, monkeypatch):
     """Row F12: such a checkpoint is never written, so it is poisoned as it is read."""
-    load = sampling.load_params
+    load = sources.load_params
 
     def poisoned(*args):
         return jax.tree.map(lambda leaf: leaf.at[0].set(jnp.nan), load(*args))
 
-    monkeypatch.setattr(sampling, "load_params", poisoned)
+    monkeypatch.setattr(sources, "load_params", poisoned)
     assert cli.sample_main(["--run=micro", "--max-new-tokens=3"]) == 3
     assert "the model's logits are not finite" in capsys.readouterr().err
 

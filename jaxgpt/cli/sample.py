@@ -3,17 +3,15 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from jaxgpt.cli.command import Parser, emit, interrupt_ends, note, run_command, start_jax
-from jaxgpt.cli.stored import check_average, find_run, load_params
+from jaxgpt.cli.sources import draft_source, model_source, run_source
 from jaxgpt.cli.texts import escape_controls, in_order
 from jaxgpt.data.base import Tokenizer
 from jaxgpt.errors import ConfigError
-from jaxgpt.model import ModelConfig
-from jaxgpt.shapes import Params
 
 HELP = """\
 usage: python sample.py [--run NAME | --model MODEL] [--prompt TEXT] [options]
@@ -47,11 +45,15 @@ Prints the prompt and how the model goes on. The same seed prints the same text.
   --seed N                    of the noise (default: 0)
 
   --dtype float32|bfloat16    of computation (default: float32)
+  --weights HOW               stored as float32, bfloat16, int8 or int4 (default: as --dtype)
+  --draft MODEL               a small model with the same tokenizer, a run or a public one, drafts
+                              tokens, which are checked several at once: faster, as likely a text
+  --draft-tokens N            so many at once (default: 4)
   --device cpu|gpu|tpu        the best there is by default
   --raw                       do not escape control characters on a terminal
   --help                      this
 """
-LESS_MEMORY = "lower --num-samples or --max-new-tokens, or --dtype=bfloat16"
+LESS_MEMORY = "lower --num-samples or --max-new-tokens, or --dtype=bfloat16, or --weights=int8"
 
 
 def sample_main(argv: Sequence[str] | None = None) -> int:
@@ -68,14 +70,6 @@ def sample_main(argv: Sequence[str] | None = None) -> int:
         return run_command(lambda: _sample(words), less_memory=LESS_MEMORY)
 
 
-class _Source(NamedTuple):
-    """What text comes from; the parameters are read when they are needed."""
-
-    model: ModelConfig
-    tokenizer: Tokenizer
-    params: Callable[[], Params]
-
-
 def _sample(argv: list[str]) -> None:
     options = _parser().parse_args(argv)
     if options.help:
@@ -83,9 +77,17 @@ def _sample(argv: list[str]) -> None:
         return
     _check(options)
     prompt = _prompt(options)
-    source = _from_run(options) if options.model is None else _from_model(options)
+    if options.model is None:
+        source = run_source(options.run, options.checkpoint, options.ema)
+    else:
+        source = model_source(options.model, options.dtype)
+    small, n_drafted = None, 4 if options.draft_tokens is None else options.draft_tokens
+    if options.draft is not None:
+        small = draft_source(options.draft, options.dtype, n_drafted, source)
+    start_jax(options.device)
     # Not needed for --help, and slow to import.
     from jaxgpt.sample.filters import Sampling
+    from jaxgpt.sample.speculative import Draft
     from jaxgpt.sample.text import stream_text
 
     sampling = Sampling(
@@ -96,9 +98,13 @@ def _sample(argv: list[str]) -> None:
         repetition_penalty=options.repetition_penalty,
     )
     given = _given(options, source.tokenizer, prompt)  # before what may be large is read
+    drafted, draft = _Drafted(n_drafted), None
+    stored = options.dtype, options.weights
+    if small is not None:
+        draft = Draft(small.model, small.stored(*stored), n_drafted)
     pieces = stream_text(
         source.model,
-        source.params(),
+        source.stored(*stored),
         source.tokenizer,
         given,
         samples=options.num_samples,
@@ -108,44 +114,34 @@ def _sample(argv: list[str]) -> None:
         seed=options.seed,
         past_context=options.past_context,
         dtype=options.dtype,
+        draft=draft,
+        watch=drafted.add,
     )
     terminal = sys.stdout is not None and sys.stdout.isatty()
     for text in in_order(pieces, "" if options.chat else prompt, options.num_samples):
         emit(escape_controls(text) if terminal and not options.raw else text)
+    if small is not None:
+        note(drafted.summary())
 
 
-def _from_run(options: argparse.Namespace) -> _Source:
-    folder, run = find_run(options.run)
-    if options.ema:
-        check_average(run)
-    start_jax(options.device)
-    from jaxgpt.data.tokenizer import load_tokenizer
-    from jaxgpt.train.rundata import check_tokenizer, read_facts, with_vocabulary
+class _Drafted:
+    """How many drafted tokens were accepted."""
 
-    tokenizer = load_tokenizer(folder.tokenizer_path)
-    check_tokenizer(folder, tokenizer, read_facts(folder))
-    model = with_vocabulary(run.model, tokenizer)
-    which = folder, model, options.checkpoint or "latest", run.lora, options.ema
-    return _Source(model, tokenizer, lambda: load_params(*which))
+    def __init__(self, of: int):
+        self._of, self._tokens, self._rounds = of, 0, 0
 
+    def add(self, chunk: Any) -> None:
+        """Count a chunk; one that was not drafted has no rounds."""
+        if chunk.rounds_B is not None:
+            self._tokens += int(chunk.lengths_B.sum())
+            self._rounds += int(chunk.rounds_B.sum())
 
-def _from_model(options: argparse.Namespace) -> _Source:
-    from jaxgpt.data.tokenizer import load_folder_tokenizer
-    from jaxgpt.interop.hub import fetch_model
-    from jaxgpt.interop.load import load
-    from jaxgpt.interop.pretrained import read_model, skipped_lines
-
-    folder, _ = fetch_model(options.model, say=note)
-    model, tokenizer = read_model(folder), load_folder_tokenizer(folder)
-    start_jax(options.device)
-
-    def params() -> Params:
-        found = load(folder, dtype=options.dtype)
-        for line in skipped_lines(found.skipped):
-            note(line)
-        return found.params
-
-    return _Source(model, tokenizer, params)
+    def summary(self) -> str:
+        """One line."""
+        if not self._rounds:
+            return "draft: not used, for the prompt leaves no room in the shorter context"
+        accepted = self._tokens / self._rounds - 1  # one more is the model's own
+        return f"draft: {accepted:.1f} of {self._of} tokens accepted a round"
 
 
 def _given(options: argparse.Namespace, tokenizer: Tokenizer, prompt: str) -> str | list[int]:
@@ -165,6 +161,8 @@ def _check(options: argparse.Namespace) -> None:
         for name in ("run", "checkpoint", "ema"):
             if getattr(options, name):
                 raise ConfigError(f"--model and --{name} exclude each other")
+    if options.draft_tokens is not None and options.draft is None:
+        raise ConfigError("--draft-tokens is for a draft", fix="--draft MODEL")
     if options.system is not None and not options.chat:
         raise ConfigError("--system is for conversations", fix="--chat")
     if options.chat and not (options.prompt or options.prompt_file):
@@ -193,6 +191,10 @@ def _parser() -> Parser:
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    stored = ("float32", "bfloat16", "int8", "int4")
+    parser.add_argument("--weights", choices=stored)
+    parser.add_argument("--draft")
+    parser.add_argument("--draft-tokens", type=int)
     parser.add_argument("--device", choices=("cpu", "gpu", "tpu"))
     parser.add_argument("--raw", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")

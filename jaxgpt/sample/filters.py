@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from jaxgpt.errors import ConfigError
 from jaxgpt.shapes import Key
@@ -65,7 +65,7 @@ def filtered_logits(
     Args:
       logits_BV: The model's, of any float dtype; what is -inf there (vocabulary padding) stays so,
         whatever a filter does.
-      counts_BV: How often each token is in the row so far, prompt included.
+      counts_BV: How often each token is in the row so far, prompt included; see `needs_counts`.
       sampling: The choices.
       filters: Further filters.
 
@@ -88,29 +88,74 @@ def filtered_logits(
         limits = np.finfo(np.float32)
         temperature = float(np.clip(sampling.temperature, limits.tiny, limits.max))
         top_B1 = x_BV.max(-1, keepdims=True)
-        # Zeros of either sign are equal, but to `top_k` they are not.
         x_BV = jnp.where(x_BV == top_B1, 0.0, (x_BV - top_B1) / temperature)
-        x_BV = _best(jnp.where(padding_BV, -jnp.inf, x_BV), sampling.top_k, sampling.top_p)
+        x_BV = jnp.where(padding_BV, -jnp.inf, x_BV)
+        if sampling.top_k and sampling.top_k < x_BV.shape[-1]:
+            x_BV = _fewest(x_BV, jnp.ones((1, 1), jnp.int32), sampling.top_k)
+        if sampling.top_p is not None and sampling.top_p < 1:
+            mass_BV = jnp.exp(x_BV)  # the best token's is 1, so that it stays at any p
+            least_B1 = jnp.maximum(sampling.top_p * mass_BV.sum(-1, keepdims=True), 1.0)
+            x_BV = _fewest(x_BV, mass_BV, least_B1)
         if sampling.min_p:
             x_BV = jnp.where(x_BV >= math.log(sampling.min_p), x_BV, -jnp.inf)
     for own in filters:
         x_BV = own(x_BV, counts_BV)
-    return jnp.where(padding_BV, -jnp.inf, x_BV.astype(jnp.float32))
+        x_BV = jnp.where(padding_BV, -jnp.inf, x_BV.astype(jnp.float32))
+    return x_BV
 
 
-def _best(x_BV: Float[Array, "B V"], top_k: int | None, top_p: float | None) -> Float[Array, "B V"]:
-    """Top-k, then top-p, on one descending order."""
+def _fewest(
+    x_BV: Float[Array, "B V"], mass_bv: Array, least: Float[Array, "B 1"] | int
+) -> Float[Array, "B V"]:
+    """The best candidates until their masses reach `least`, -inf for the others.
+
+    Nothing is sorted: two bisections count, first for the value of the last one that stays, then,
+    where others share this value, for its id. What stays is what a stable descending sort gives.
+
+    Args:
+      x_BV: Logits, the best of them 0.
+      mass_bv: Of each candidate, broadcast.
+      least: The mass to reach.
+    """
     B, V = x_BV.shape
-    k, p = min(top_k or V, V), 1.0 if top_p is None else top_p
-    if k == V and p == 1:
-        return x_BV
-    best_Bk, ids_Bk = jax.lax.top_k(x_BV, k)
-    if p < 1:
-        # A token stays if the mass before it is below p; the best has none before it.
-        mass_Bk = jnp.cumsum(jax.nn.softmax(best_Bk, axis=-1), axis=-1)
-        stays_Bk = jnp.pad(mass_Bk[:, :-1] < p, ((0, 0), (1, 0)), constant_values=True)
-        best_Bk = jnp.where(stays_Bk, best_Bk, -jnp.inf)
-    return jnp.full_like(x_BV, -jnp.inf).at[jnp.arange(B)[:, None], ids_Bk].set(best_Bk)
+    # From 0 down the bits of floats, read as whole numbers, rise; -0 comes behind 0.
+    below_BV = jax.lax.bitcast_convert_type(x_BV, jnp.uint32)
+    id_1V = jnp.arange(V, dtype=jnp.uint32)[None]
+
+    def reaches(stays_BV: Array) -> Array:
+        return jnp.where(stays_BV, mass_bv, 0).sum(-1, keepdims=True) >= least
+
+    last_B1 = _smallest(lambda n_B1: reaches(below_BV <= n_B1), B, bits=32)
+    better_BV, equal_BV = below_BV < last_B1, below_BV == last_B1
+
+    def last_id() -> Array:
+        bits = V.bit_length()
+        return _smallest(lambda n_B1: reaches(better_BV | equal_BV & (id_1V <= n_B1)), B, bits)
+
+    tied = (equal_BV.sum(-1) > 1).any()
+    last_id_B1 = jax.lax.cond(tied, last_id, lambda: jnp.full((B, 1), V, jnp.uint32))
+    return jnp.where(better_BV | equal_BV & (id_1V <= last_id_B1), x_BV, -jnp.inf)
+
+
+def _smallest(holds: Callable[[Array], Array], batch: int, bits: int) -> UInt32[Array, "B 1"]:
+    """For each row the smallest number for which a condition that stays true holds.
+
+    Args:
+      holds: The condition.
+      batch: B.
+      bits: Of the number; where the condition holds for none, it is the largest of so many bits.
+    """
+
+    def decide(i: Array, n_B1: Array) -> Array:
+        bit = jnp.uint32(1) << (bits - 1 - i).astype(jnp.uint32)
+        return jnp.where(holds(n_B1 + (bit - 1)), n_B1, n_B1 + bit)
+
+    return jax.lax.fori_loop(0, bits, decide, jnp.zeros((batch, 1), jnp.uint32))
+
+
+def needs_counts(sampling: Sampling, filters: Sequence[Filter]) -> bool:
+    """Whether `filtered_logits` or one of `filters` looks at the counts at all."""
+    return sampling.repetition_penalty != 1 or bool(filters)
 
 
 def draw(keys_B: Key, logits_BV: Float[Array, "B V"], sampling: Sampling) -> Int[Array, " B"]:
@@ -121,6 +166,9 @@ def draw(keys_B: Key, logits_BV: Float[Array, "B V"], sampling: Sampling) -> Int
       logits_BV: Filtered; the temperature is in them already.
       sampling: Only asked whether it is greedy.
     """
-    if sampling.temperature == 0:
-        return jnp.argmax(logits_BV, axis=-1)
-    return jax.vmap(jax.random.categorical)(keys_B, logits_BV)
+    V = logits_BV.shape[1]
+    if sampling.temperature > 0:  # the Gumbel-max trick, as in `jax.random.categorical`
+        logits_BV += jax.vmap(lambda key: jax.random.gumbel(key, (V,), logits_BV.dtype))(keys_B)
+    # The first of the best, like argmax, which takes the time of ten such passes on a CPU.
+    best_BV = logits_BV == logits_BV.max(-1, keepdims=True)
+    return jnp.where(best_BV, jnp.arange(V)[None], V - 1).min(-1)

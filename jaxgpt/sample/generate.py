@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens from a model: one prefill, then compiled steps over a cache, handed over in chunks.
+"""Tokens from a model: prompts in pieces, then compiled steps over a cache, handed over in chunks.
 
 `stream` yields the chunks as they come, `generate` collects them. Text is the caller's: this file
 knows ids only, and `until` is where stop strings come in.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,12 +18,17 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jaxgpt.boxes.base import check_positive
+from jaxgpt.boxes.weights import Weight
 from jaxgpt.errors import ConfigError, DivergedError
 from jaxgpt.model import ModelConfig
+from jaxgpt.sample.batch import Batch
 from jaxgpt.sample.filters import Filter, Sampling
-from jaxgpt.sample.steps import PAD_ID, Rows, draw_steps, empty_caches, row_keys
+from jaxgpt.sample.speculative import Draft, DraftBatch
+from jaxgpt.sample.steps import row_keys
+from jaxgpt.sample.weights import for_decoding
 from jaxgpt.shapes import Key, Params
 
+Until = Callable[[int, list[int]], bool]
 _UNFILTERED = Sampling()
 
 
@@ -35,12 +41,14 @@ class Chunk:
       log_probs_BC: Of those tokens, in nats, under the model itself: at temperature 1, unfiltered.
       lengths_B: How many of the C tokens each row has drawn, a stop token included.
       finished_B: True once a row has drawn a stop token, or `until` has said so.
+      rounds_B: With a draft, in how many passes of the model each row drew these tokens; else None.
     """
 
     ids_BC: Int[np.ndarray, "B C"]
     log_probs_BC: Float[np.ndarray, "B C"]
     lengths_B: Int[np.ndarray, " B"]
     finished_B: Bool[np.ndarray, " B"]
+    rounds_B: Int[np.ndarray, " B"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +85,18 @@ def stream(
     seed: int | Key = 0,
     samples: Sequence[int] | None = None,
     stop_ids: Collection[int] = (),
-    until: Callable[[int, list[int]], bool] | None = None,
+    until: Until | None = None,
     past_context: Literal["roll", "error"] = "roll",
     filters: Sequence[Filter] = (),
     dtype: DTypeLike | None = None,
     chunk: int = 16,
+    prefill_chunk: int | None = None,
+    draft: Draft | None = None,
 ) -> Iterator[Chunk]:
     """Continue each prompt, chunk by chunk; the first chunk is one token.
 
     Compiled code is kept for each (cfg, sampling, filters, dtype, chunk), batch size and rounded
-    length: pass the same filter objects again, not new lambdas.
+    length, of prompts and of caches: pass the same filter objects again, not new lambdas.
 
     Args:
       cfg: The model.
@@ -104,93 +114,87 @@ def stream(
         last context_length tokens, at positions from 0, computed anew for every token. "error":
         refuse before anything is computed.
       filters: Filters of one's own, after those of `sampling`.
-      dtype: Compute and cache dtype; None: that of the embedding table.
+      dtype: Compute and cache dtype; None: that of the embedding table. Parameters in another are
+        brought to it at every call; `jaxgpt.sample.weights.for_decoding` does it once.
       chunk: Steps between two visits to the host.
+      prefill_chunk: Tokens of a prompt that are fed at once, which bounds the memory; None: 512 on
+        a CPU, else 2,048.
+      draft: A small model that drafts tokens, as far as its context and the model's reach: other
+        tokens than without it, by the same distribution; the same if greedy.
 
     Raises:
       ConfigError: At the call: a prompt or an option that cannot be.
       DivergedError: The model's logits are not finite.
       ValueError: `filters` left a row without a candidate.
 
-    Cost: one token a row and step over the cache; past the context, context_length tokens.
+    Cost: one token a row and step over the cache, whose length doubles as it fills; past the
+      context, context_length tokens.
     """
     prompts = [list(prompt) for prompt in prompts]
     samples = range(len(prompts)) if samples is None else samples
     _check(cfg, prompts, max_new_tokens, stop_ids, past_context)
     _check_noise(seed, samples, len(prompts))
     check_positive(chunk=chunk)
-    dtype = None if dtype is None else jnp.dtype(dtype)
+    if prefill_chunk is None:
+        prefill_chunk = 512 if jax.default_backend() == "cpu" else 2048
+    check_positive(prefill_chunk=prefill_chunk)
     key = seed if isinstance(seed, jax.Array) else jax.random.key(seed)
     stops_V = np.zeros(cfg.dims().padded_vocab_size, bool)
     stops_V[list(stop_ids)] = True
-    steps = functools.partial(
-        draw_steps,
+    dtype = None if dtype is None else jnp.dtype(dtype)
+    make = Batch
+    if draft is not None:
+        draft.check(cfg)
+        make = functools.partial(DraftBatch, draft=draft)
+    batch = make(
         cfg,
-        params,
+        _in_dtype(cfg, params, dtype),
+        prompts,
+        max_new_tokens=max_new_tokens,
+        chunk=chunk,
+        prefill_chunk=prefill_chunk,
         keys_B=row_keys(key, jnp.asarray(samples, jnp.uint32)),
         stops_V=jnp.asarray(stops_V),
         sampling=sampling,
         filters=tuple(filters),
         dtype=dtype,
-        chunk=chunk,
     )
-    caches = functools.partial(empty_caches, cfg, params, dtype=dtype)
-    return _chunks(cfg, prompts, max_new_tokens, chunk, until, caches, steps)
+    return _chunks(batch, stops_V, until)
 
 
-def _chunks(cfg, prompts, max_new_tokens, chunk, until, caches, steps) -> Iterator[Chunk]:
-    """Prefill, then the cache while it lasts, then the rolling window."""
-    if max_new_tokens == 0:
-        return
-    L, B = cfg.context_length, len(prompts)
-    longest = min(max(map(len, prompts)), L)
-    cached = min(max_new_tokens, 1 + L - longest)  # tokens that can be drawn before rolling
-    width = min(_rounded(longest, L), L)
-    ids: list[list[int]] = [[] for _ in prompts]
-    finished_B, drawn = np.zeros(B, bool), 0
-    slots = _rounded(width + cached - 1, L)
-    rows = _start(cfg, prompts, ids, width, caches(batch=B, slots=slots))
-    while drawn < max_new_tokens and not finished_B.all():
-        if drawn == cached:
-            rows = _start(cfg, prompts, ids, L, None)
-        elif drawn == 1:
-            rows = rows._replace(tokens_BT=rows.tokens_BT[:, -1:])
-        last = cached if drawn < cached else max_new_tokens
-        count = min(chunk, last - drawn) if drawn else 1
-        rows = rows._replace(finished_B=jnp.asarray(finished_B))
-        rows, *drawing = steps(rows, first=drawn, count=count)
-        *drawing, finished_B = jax.device_get((*drawing, rows.finished_B))
-        ids_BC, log_probs_BC, lengths_B = drawing
-        _check_finite(log_probs_BC, drawn)
+def _chunks(batch: Batch, stops_V: np.ndarray, until: Until | None) -> Iterator[Chunk]:
+    """What the batch draws; the device is a chunk ahead where the host has no say in what ends.
+
+    Not before the first chunk: it would wait until the steps are compiled.
+    """
+    ahead = 0
+    finished_B, under_way = np.zeros(len(batch.ids), bool), collections.deque()
+    while not finished_B.all():
+        while len(under_way) <= ahead and not batch.done and not (batch.rolls and under_way):
+            under_way.append(batch.draw())
+        if not under_way:
+            return
+        ids_BC, log_probs_BC, lengths_B, *rounds_B = jax.device_get(under_way.popleft())
+        _check_finite(log_probs_BC, batch.ids)
         for row, length in enumerate(lengths_B):
-            ids[row] += ids_BC[row, :length].tolist()
-        if until is not None:
-            done = [end or until(row, list(ids[row])) for row, end in enumerate(finished_B)]
+            batch.ids[row] += ids_BC[row, :length].tolist()
+            finished_B[row] |= length > 0 and stops_V[ids_BC[row, length - 1]]
+        if until:
+            done = [end or until(row, list(batch.ids[row])) for row, end in enumerate(finished_B)]
             finished_B = np.array(done, bool)
+            batch.finish(finished_B)
         C = max(lengths_B)
-        yield Chunk(ids_BC[:, :C], log_probs_BC[:, :C], lengths_B, finished_B.copy())
-        drawn += count
+        yield Chunk(ids_BC[:, :C], log_probs_BC[:, :C], lengths_B, finished_B.copy(), *rounds_B)
+        ahead = 0 if until else 1
 
 
-def _rounded(length: int, context_length: int) -> int:
-    """Up to one of about sixteen sizes, so that no more shapes than that are compiled."""
-    unit = max(16, context_length // 16)
-    return -(-length // unit) * unit
-
-
-def _start(cfg, prompts, ids, width, caches) -> Rows:
-    """The rows from the host's lists, left-padded to `width` tokens or cut to the last of them."""
-    B = len(prompts)
-    tokens_BT = np.full((B, width), PAD_ID, np.int32)
-    length_B = np.zeros(B, np.int32)
-    counts_BV = np.zeros((B, cfg.dims().padded_vocab_size), np.int32)
-    for row, (prompt, new) in enumerate(zip(prompts, ids, strict=True)):
-        tokens = np.array(prompt + new)
-        np.add.at(counts_BV[row], tokens, 1)
-        length_B[row] = len(tokens)
-        tokens_BT[row, -len(tokens) :] = tokens[-width:]
-    state = map(jnp.asarray, (tokens_BT, length_B, counts_BV, np.zeros(B, bool)))
-    return Rows(*state, caches=caches)
+def _in_dtype(cfg: ModelConfig, params: Params, dtype: jnp.dtype | None) -> Params:
+    """Parameters whose matrices no step has to cast."""
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Weight))
+    ready = any(isinstance(leaf, Weight) for leaf in leaves)
+    if dtype is None or ready or all(leaf.ndim < 2 or leaf.dtype == dtype for leaf in leaves):
+        return params
+    return for_decoding(cfg, params, dtype=dtype)
 
 
 def _check(cfg, prompts, max_new_tokens, stop_ids, past_context) -> None:
@@ -231,9 +235,9 @@ def _check_noise(seed, samples, batch) -> None:
             raise ConfigError(f"{name}: {number} must be in [0, 2**32)")
 
 
-def _check_finite(log_probs_BC, first) -> None:
+def _check_finite(log_probs_BC, ids) -> None:
     for row, step in np.argwhere(~np.isfinite(log_probs_BC))[:1]:
-        where = f"row {row}, new token {first + step}"
+        where = f"row {row}, new token {len(ids[row]) + step}"
         if np.isnan(log_probs_BC[row, step]):
             raise DivergedError("the model's logits are not finite", where=where)
         raise ValueError(f"the filters left no candidate ({where})")

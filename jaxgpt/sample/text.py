@@ -4,7 +4,7 @@
 Left out: where model and tokenizer come from, and what a terminal shows (the command line).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +42,7 @@ def stream_text(
     *,
     samples: int = 1,
     stop: Sequence[str] = (),
+    watch: Callable[[Chunk], None] | None = None,
     **options: Any,
 ) -> Iterator[Piece]:
     """Continue a text, piece by piece; the prompt and the token that ends it are not in the pieces.
@@ -54,6 +55,7 @@ def stream_text(
         see `start_ids`. Or ids, which are taken as they are: `tokenizer.chat(messages)`.
       samples: Different continuations, computed side by side.
       stop: A text ends before the first of these to be complete.
+      watch: Called with each chunk of ids, before its text is handed on.
       **options: Further arguments of `jaxgpt.sample.generate.stream`.
 
     Raises:
@@ -75,13 +77,17 @@ def stream_text(
         until=lambda row, new: rows[row].take(new),
         **options,
     )
-    return _pieces(rows, chunks)
+    return _pieces(rows, chunks, watch)
 
 
-def _pieces(rows: Sequence["_Row"], chunks: Iterator[Chunk]) -> Iterator[Piece]:
+def _pieces(
+    rows: Sequence["_Row"], chunks: Iterator[Chunk], watch: Callable[[Chunk], None] | None
+) -> Iterator[Piece]:
     ids: list[list[int]] = [[] for _ in rows]
     ended = [False] * len(rows)
     for chunk in chunks:
+        if watch is not None:
+            watch(chunk)
         for sample, length in enumerate(chunk.lengths_B):
             ids[sample] += chunk.ids_BC[sample, :length].tolist()
             rows[sample].take(ids[sample])
