@@ -197,6 +197,8 @@ def _parser() -> jsonargparse.ArgumentParser:
 def _build(data: dict) -> RunConfig:
     """Check the types of complete data, and make the dataclasses."""
     _type_edits(data["model"])
+    if isinstance(remat := data["train"]["remat"], bool):  # of a run from before there was a choice
+        data["train"]["remat"] = "full" if remat else "none"
     parser = _parser()
     for group, cls in hints_of(RunConfig).items():
         parser.add_argument(f"--{group}", type=cls)

@@ -3,11 +3,13 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxgpt.placing import active, place
 from jaxgpt.shapes import wide
 
 
@@ -42,6 +44,53 @@ def token_terms(
     target_BT = jnp.where(hit_BTV, logits_BTV, 0.0).sum(-1)
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     return log_z_BT - target_BT, log_z_BT
+
+
+def chunked_terms(
+    logits: Callable[[Float[Array, "B t D"]], Float[Array, "B t V"]],
+    x_BTD: Float[Array, "B T D"],
+    targets_BT: Int[Array, "B T"],
+    chunk: int,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """`token_terms` with the logits of at most `chunk` tokens of each row at a time.
+
+    Forward and backward pass make the logits of each chunk, so that there is no array (B, T, V);
+    that is one more product with the head's matrix, whose gradient is added up in its own dtype. On
+    a mesh each chunk sends that gradient: take as few chunks as memory allows.
+
+    Tokens are chunked, not the vocabulary: a token's softmax stays in one piece, and so its loss is
+    the same to rounding whatever the head does with logits (cap, bias, padding), the vocabulary can
+    be split over devices besides, and the products stay large.
+
+    Args:
+      logits: The head: of some tokens, each by itself.
+      x_BTD: What it reads.
+      targets_BT: Ids in [0, vocab_size).
+      chunk: Tokens of a row; rows are cut into equal pieces, the last one filled up.
+    """
+    layout, (B, T) = active(), targets_BT.shape
+    parts = layout.size("context") if layout is not None else 1  # of T: each chunk has some of all
+    T_part = T // parts
+    n = -(-T_part // max(chunk // parts, 1))
+    filler = -T_part % n
+
+    def split(x: Array) -> Array:
+        rest = x.shape[2:]
+        x = x.reshape(B, parts, T_part, *rest)
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, filler), *((0, 0) for _ in rest)))
+        x = jnp.moveaxis(x.reshape(B, parts, n, -1, *rest), 2, 0)
+        return x.reshape(n, B, -1, *rest)
+
+    def joined(x: Array) -> Array:
+        x = jnp.moveaxis(x.reshape(n, B, parts, -1), 0, 2).reshape(B, parts, -1)
+        return x[..., :T_part].reshape(B, T)
+
+    @jax.checkpoint
+    def terms(piece: tuple[Array, Array]) -> tuple[Array, Array]:
+        return token_terms(logits(place(piece[0], "BTD")), piece[1])
+
+    nats, log_z = jax.lax.map(terms, (split(x_BTD), split(targets_BT)))
+    return joined(nats), joined(log_z)
 
 
 def next_token_loss(

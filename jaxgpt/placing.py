@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxgpt.shapes import Params
@@ -34,11 +36,13 @@ class Layout:
       mesh: With the axes data, fsdp, expert, context and tensor, all of them Auto.
       stored: How each parameter is stored, by path.
       used: How each is held while it is computed with.
+      narrow: Paths of those that are computed with in the dtype of the computation.
     """
 
     mesh: Mesh
     stored: Mapping[str, PartitionSpec]
     used: Mapping[str, PartitionSpec]
+    narrow: frozenset[str] = frozenset()
 
     @property
     def many(self) -> bool:
@@ -89,15 +93,20 @@ def flat(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
-def use(params: Params, prefix: str = "") -> Params:
+def use(params: Params, prefix: str = "", dtype: DTypeLike | None = None) -> Params:
     """Parameters as they are computed with: gathered from the devices that share their storage.
 
     Their gradients go straight back into pieces. Call it where the whole should begin to exist: for
     all at once, or for a block inside the scan or the recomputation that it belongs to.
 
+    They come as float32 and are gathered in the dtype of the computation, where their box casts
+    them to it anyhow: with bfloat16 devices send each other half as much. What comes out is float32
+    again, of these values, so that gradients are added up as if nothing had been cast.
+
     Args:
       params: A dict of parameters or of dicts.
       prefix: Its path in the whole tree, `block_3/`; parameters without an entry are left alone.
+      dtype: Of the computation; None: that of the parameters.
     """
     layout = active()
     if layout is None:
@@ -108,17 +117,22 @@ def use(params: Params, prefix: str = "") -> Params:
         stored, used = layout.stored.get(name), layout.used.get(name)
         if stored is None or used is None or stored == used:
             return x
-        return _gathered(x, layout.sharding(*stored), layout.sharding(*used))
+        sent = jnp.dtype(dtype) if dtype is not None and name in layout.narrow else x.dtype
+        return _gathered(x, layout.sharding(*stored), layout.sharding(*used), sent)
 
     return jax.tree_util.tree_map_with_path(gather, params)
 
 
-def _gathered(x: Array, stored: NamedSharding, used: NamedSharding) -> Array:
+def _gathered(x: Array, stored: NamedSharding, used: NamedSharding, sent: jnp.dtype) -> Array:
     """The array in another sharding; its gradient, summed into pieces, in the first one."""
 
     @jax.custom_vjp
     def gathered(x: Array) -> Array:
-        return jax.lax.with_sharding_constraint(x, used)
+        if sent == x.dtype:
+            return jax.lax.with_sharding_constraint(x, used)
+        # Said on both sides of the cast: else it may be the wide array that travels.
+        narrow = jax.lax.with_sharding_constraint(x.astype(sent), stored)
+        return jax.lax.with_sharding_constraint(narrow, used).astype(x.dtype)
 
     def fwd(x: Array) -> tuple[Array, None]:
         return gathered(x), None

@@ -19,9 +19,19 @@ from pathlib import Path
 VOCAB, LENGTH = 997, 16  # padded to 1024: nothing else of the model has that size
 
 
-def run(kind, *meshes, **train):
-    """The reports of `report`, from a process with eight devices."""
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+def run(kind, *meshes, dump=None, **train):
+    """The reports of `report`, from a process with eight devices.
+
+    Into a folder `dump` XLA writes the steps as the partitioner makes them. The compiled ones do
+    not show which dtype is sent: on a CPU all that is bfloat16 is sent as float32.
+    """
+    flags = "--xla_force_host_platform_device_count=8"
+    if dump is not None:
+        flags += f" --xla_dump_to={dump} --xla_dump_hlo_pass_re=spmd-partitioning"
+        flags += " --xla_dump_hlo_module_re=jit_traced"
+    env = os.environ | {"XLA_FLAGS": flags}
+    if dump is not None:  # what is read from the cache is not compiled, and so not written
+        env["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     words = json.dumps({"kind": kind, "meshes": meshes, "train": train})
     out = subprocess.run(
         [sys.executable, __file__, words], env=env, capture_output=True, text=True, timeout=600
@@ -73,6 +83,7 @@ def report(cfg, mesh_sizes, train):
     from jaxgpt.data.batches import Batches
     from jaxgpt.train import sharding
     from jaxgpt.train.config import MeshConfig, OptimConfig, TrainConfig
+    from jaxgpt.train.manysteps import Steps
     from jaxgpt.train.optim import optimizer
     from jaxgpt.train.processes import put_rows
     from jaxgpt.train.step import init_state, train_step
@@ -88,13 +99,18 @@ def report(cfg, mesh_sizes, train):
         init, step = jax.jit(init), jax.jit(step)
     else:
         mesh = sharding.make_mesh(MeshConfig(**mesh_sizes))
-        layout = sharding.make_layout(mesh, sharding.param_specs(cfg, mesh.shape)[0])
+        specs = sharding.param_specs(cfg, mesh.shape)[0]
+        layout = sharding.make_layout(mesh, specs, sharding.narrow_paths(cfg))
         abstract = sharding.state_shardings(layout, jax.eval_shape(init))
         pieces = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         rows = sharding.batch_sharding(mesh)
         put = functools.partial(put_rows, rows=rows, n=16)
         init = jax.jit(init, out_shardings=pieces)
         step = sharding.placed(step, layout)
+        if train.dispatch > 1:
+            return {
+                "losses": dispatched(Steps({16: step}, pieces, rows, 20), init, pieces, batches)
+            }
         step = jax.jit(step, in_shardings=(pieces, rows), out_shardings=(pieces, None))
     init = init.lower().compile()
     state = init()
@@ -114,6 +130,17 @@ def report(cfg, mesh_sizes, train):
         "created_whole": "[1024,128]" in init.as_text(),
         "whole": sorted(s for s in shapes if "1024" in s.split(",") and s.count(",") > 0),
     }
+
+
+def dispatched(steps, init, pieces, batches):
+    """The losses of twenty steps in two dispatches."""
+    import jax
+
+    state, losses = jax.jit(init, out_shardings=pieces)(), []
+    for begin, end in ((0, 7), (7, 20)):
+        state, metrics = steps(state, [batches.batch(s) for s in range(begin, end)], 16)
+        losses += [float(x) for x in metrics["loss_nats"][: end - begin]]
+    return losses
 
 
 def main():

@@ -236,6 +236,9 @@ def test_differences_name_keys_and_values():
         ("--model.edits=[{", "not YAML"),
         ("--model=3", "not names with values"),
         ("--train.remat", "--train.remat has no value"),
+        ("--train.remat=true", r"train\.remat=true is not one of none, dots, full"),
+        ("--train.loss_chunk=0", "loss_chunk=0 is too small"),
+        ("--train.dispatch=0", "dispatch=0 is too small"),
         ("stray", "unexpected argument 'stray'"),
         ("-x", "unexpected argument '-x'"),
         # Values that cannot be, reported by the dataclasses themselves.
@@ -283,6 +286,11 @@ def test_mistakes_in_a_file_name_the_file(tmp_path, text, message):
         resolve(BASE, [file])
     with pytest.raises(ConfigError, match=message):
         from_yaml(text, where="run.yaml")
+
+
+@pytest.mark.parametrize(("old", "new"), [("true", "full"), ("false", "none"), ("dots", "dots")])
+def test_remat_of_runs_from_before_there_was_a_choice(old, new):
+    assert from_yaml(f"train: {{remat: {old}}}").train.remat == new
 
 
 def test_a_missing_file(tmp_path):

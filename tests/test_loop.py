@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import time
 from pathlib import Path
 
 import jax
@@ -34,12 +35,14 @@ def data(tmp_path_factory):
     return DataConfig(path=str(path))
 
 
-def train(path, data, *, model=MODEL, optim=OPTIM, hooks=(), listeners=(), endings=(), **changes):
+SHOWS = "hooks", "listeners", "endings", "profile", "began"
+
+
+def train(path, data, *, model=MODEL, optim=OPTIM, **changes):
     folder = open_run(path)
     with folder.lock():
-        train = dataclasses.replace(TRAIN, **changes)
-        shows = dict(hooks=hooks, listeners=listeners, endings=endings)
-        fit(folder, model, data, optim, train, **shows)
+        shows = {name: changes.pop(name) for name in SHOWS if name in changes}
+        fit(folder, model, data, optim, dataclasses.replace(TRAIN, **changes), **shows)
     return folder
 
 
@@ -87,6 +90,46 @@ def test_resumed_twice_equals_uninterrupted(tmp_path, data, whole):
     assert records(folder) == records(whole)
     sessions = json.loads(folder.facts_path.read_text())["sessions"]
     assert [s["from_step"] for s in sessions] == [0, 5, 10]
+
+
+def test_several_steps_in_a_dispatch(tmp_path, data, whole, capsys):
+    """Reported one by one; a signal in the middle waits for its end, and the bits stay the same."""
+    more = dict(dispatch=4, eval_every=15, save_every=15)
+    folder = train(tmp_path / "several", data, began=time.monotonic() - 100, **more)
+    one, several = ([r for r in records(f) if "loss_nats" in r] for f in (whole, folder))
+    assert [r["step"] for r in several] == [r["step"] for r in one] == list(range(1, 16))
+    for a, b in zip(several, one, strict=True):
+        assert a["loss_nats"] == pytest.approx(b["loss_nats"], rel=1e-4) and a["lr"] == b["lr"]
+
+    def stop(record):
+        if record["step"] == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    more |= dict(profile=(2, 3))  # which divides them otherwise
+    with pytest.raises(Interrupted, match="after step 11, which is saved"):
+        train(tmp_path / "run", data, listeners=[stop], **more)
+    train(tmp_path / "run", data, **more)
+    assert digest(open_run(tmp_path / "run")) == digest(folder)
+    assert records(open_run(tmp_path / "run")) == records(folder)
+    said = capsys.readouterr().out
+    assert said.count("profile of steps 2 to 3: open") == 1
+    assert said.count("no profile: the run ended at step 15, and --profile=2:3 had not come") == 1
+    timed = [r for r in read_metrics(folder.metrics_path) if "first_step_wall_s" in r]
+    assert [r["step"] for r in timed] == [1] and 0 < timed[0]["compile_wall_s"] < 100
+    assert 100 < timed[0]["first_step_wall_s"] < 101 + timed[0]["wall_s"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"batch_sizes": {7: 8}}, {"ema_decay": 0.9, "accumulate": 1}])
+def test_dispatches_end_where_the_batch_size_changes(tmp_path, data, changes):
+    one, several = (
+        records(train(tmp_path / str(n), data, dispatch=n, **changes)) for n in (1, 100)
+    )
+    assert [r["step"] for r in one] == [r["step"] for r in several]
+    assert [r.get("n_tokens") for r in one] == [r.get("n_tokens") for r in several]
+    for a, b in zip(one, several, strict=True):
+        for name in ("loss_nats", "val_nats_per_token", "val_ema_nats_per_token"):
+            assert a.get(name) == pytest.approx(b.get(name), rel=1e-4)
 
 
 def test_a_finished_run_is_left_alone(tmp_path, data, capsys):

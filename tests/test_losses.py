@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.losses import Score, aux_loss, next_token_loss, perplexity, token_nats, token_terms
+from jaxgpt.losses import (
+    Score,
+    aux_loss,
+    chunked_terms,
+    next_token_loss,
+    perplexity,
+    token_nats,
+    token_terms,
+)
 
 
 def test_token_nats_are_the_negative_log_softmax():
@@ -41,6 +49,34 @@ def test_vocabulary_padding_takes_no_probability():
     assert token_nats(logits, targets)[0, 0] == pytest.approx(math.log(65), abs=1e-5)
     grad = jax.grad(lambda x: token_nats(x, targets).sum())(logits)
     assert jnp.isfinite(grad).all() and (grad[..., 65:] == 0).all()
+
+
+@pytest.mark.parametrize("chunk", [3, 100])
+def test_chunks_change_nothing_but_rounding(chunk):
+    """Seven tokens in pieces that are filled up; values and gradients, of the head's matrix too."""
+    x = jax.random.normal(jax.random.key(0), (2, 7, 5))
+    w = jax.random.normal(jax.random.key(1), (5, 11)) * 3
+    targets = jax.random.randint(jax.random.key(2), (2, 7), 0, 11)
+    weights = jax.random.normal(jax.random.key(3), (2, 7))
+    sizes = []
+
+    def read(w, x):
+        sizes.append(x.shape[1])
+        return jnp.tanh(x @ w)
+
+    def whole(x, w):
+        nats, log_z = token_terms(read(w, x), targets)
+        return ((nats + log_z**2) * weights).sum(), (nats, log_z)
+
+    def pieces(x, w):
+        nats, log_z = chunked_terms(lambda x: read(w, x), x, targets, chunk)
+        return ((nats + log_z**2) * weights).sum(), (nats, log_z)
+
+    want = jax.value_and_grad(whole, (0, 1), has_aux=True)(x, w)
+    sizes.clear()
+    got = jax.value_and_grad(pieces, (0, 1), has_aux=True)(x, w)
+    assert max(sizes) == {3: 3, 100: 7}[chunk], "equal pieces"
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
 
 
 def test_a_target_outside_the_vocabulary_is_never_another_tokens_loss():

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -57,7 +59,17 @@ def test_parameters_are_gathered_and_their_gradients_are_not(monkeypatch):
     def loss(x):
         return use({"w": x}, "block_1/")["w"].sum()
 
+    def loss_narrow(x):
+        return use({"w": x}, "block_1/", jnp.bfloat16)["w"].sum()
+
     text = traced(jax.grad(loss), mesh)
+    assert traced(jax.grad(loss_narrow), mesh) == text, "nobody says that its box casts it"
     assert "P(None, None, 'tensor')" in text, "gathered over fsdp, not over tensor"
     assert "P(None, ('fsdp', 'expert'), 'tensor')" in text, "a gradient in pieces"
+    narrow = traced(
+        jax.grad(loss_narrow), dataclasses.replace(mesh, narrow=frozenset(["block_1/w"]))
+    )
+    lines = [line for line in narrow.splitlines() if "sharding_constraint" in line]
+    assert [line.split(":")[1].split("[")[0] for line in lines] == ["bf16", "bf16", "f32"]
+    assert "P(None, None, 'tensor')" in narrow.split("sharding_constraint")[2], "gathered so"
     assert "sharding_constraint" not in traced(lambda x: use({"w": x}, "block_2/")["w"], mesh)

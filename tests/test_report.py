@@ -3,12 +3,15 @@ import io
 import math
 import re
 import sys
+import time
 
 import pytest
 
 from jaxgpt.losses import Score
 from jaxgpt.train.files import MetricsWriter, read_metrics
-from jaxgpt.train.report import Reporter, clock
+from jaxgpt.train.report import Reporter, clock, process_age_s
+
+IMPORTED = time.monotonic()
 
 
 def run(out, path):
@@ -16,6 +19,7 @@ def run(out, path):
         out.start(0, MetricsWriter(path))
         out.go()
         for step in range(1, 5):
+            out.count(step - 1, step)
             out.step(step, {"loss_nats": 2.0, "lr": 1e-3}, log=step % 2 == 0)
         out.halt()
         out.score(4, Score(nats=20.0, n_tokens=10, n_chars=10, n_bytes=12))
@@ -63,6 +67,40 @@ def test_a_reader_that_left_does_not_stop_the_run(tmp_path, monkeypatch, tty):
     assert len(read_metrics(tmp_path / "m.jsonl")) == 3
 
 
+def test_the_first_step_is_timed_once(tmp_path, capsys):
+    with Reporter(4, lambda n: n * 8, began=time.monotonic() - 100) as out:
+        out.start(0, MetricsWriter(tmp_path / "m.jsonl"))
+        out.first_step(2.04)
+        for step in range(1, 5):
+            out.step(step, {"loss_nats": 2.0, "lr": 1e-3}, log=step % 2 == 0)
+    assert re.match(
+        r"first step after 10\d\.\d s \(compiled in 2\.0 s\)\n", capsys.readouterr().out
+    )
+    first, second = read_metrics(tmp_path / "m.jsonl")
+    assert first["first_step_wall_s"] >= 100 and first["compile_wall_s"] == 2.04
+    assert "first_step_wall_s" not in second and "compile_wall_s" not in second
+
+
+def test_the_age_of_this_process():
+    age_s, began = process_age_s(), time.monotonic()
+    assert time.monotonic() - IMPORTED < age_s, "it was there before this file was read"
+    time.sleep(0.05)
+    assert process_age_s() - age_s == pytest.approx(time.monotonic() - began, abs=0.03)
+
+
+def test_steps_of_a_dispatch_count_together(tmp_path):
+    """The rate is that of all of them, also beside the first."""
+    with Reporter(4, lambda n: n * 8) as out:
+        out.start(0, MetricsWriter(tmp_path / "m.jsonl"))
+        out.go()
+        time.sleep(0.01)
+        out.count(0, 4)
+        for step in range(1, 5):
+            out.step(step, {"loss_nats": 2.0, "lr": 1e-3}, log=True)
+    rates = {r["tokens_per_s"] for r in read_metrics(tmp_path / "m.jsonl")}
+    assert len(rates) == 1 and 0 < rates.pop() <= 32 / 0.01
+
+
 def test_durations():
     assert [clock(s) for s in (4.4, 200.0, 3725.0)] == ["4s", "3m20s", "1h02m"]
 
@@ -73,6 +111,7 @@ def test_what_is_the_matter_is_said_in_place_of_the_line_and_recorded(tmp_path, 
         out.speed = lambda tokens_per_s: {"tflops": tokens_per_s * 2}
         out.step(1, {"loss_nats": math.nan, "lr": 1e-3}, log=False, line="warning: skipped")
         out.go()
+        out.count(1, 3)
         out.step(2, {"loss_nats": 2.0, "lr": 1e-3}, log=False)
         out.step(3, {"loss_nats": 2.0, "lr": 1e-3}, log=True, line="warning: jumped")
         out.score(3, Score(20.0, 10, 10, 12), {"val_ema_nats_per_token": 1.5, "other": 7.0})

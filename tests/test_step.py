@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -10,13 +11,13 @@ import pytest
 
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.base import FFNBox
-from jaxgpt.boxes.head import Untied
+from jaxgpt.boxes.head import Tied, Untied
 from jaxgpt.boxes.init import Normal
 from jaxgpt.boxes.norm import NoNorm
 from jaxgpt.boxes.position import NoPosition
 from jaxgpt.data.batches import Batch
 from jaxgpt.losses import token_nats
-from jaxgpt.model import ModelConfig, forward
+from jaxgpt.model import ModelConfig, forward, init_params
 from jaxgpt.train.config import OptimConfig, TrainConfig
 from jaxgpt.train.optim import optimizer
 from jaxgpt.train.step import (
@@ -347,7 +348,42 @@ def test_dropout_only_in_training():
     assert len(losses) == 3 and float(nats[0].mean()) not in losses
 
 
-@pytest.mark.parametrize("form", [{"remat": True}, {"scan": True}, {"remat": True, "scan": True}])
+HEADS = {  # the vocabulary is padded from 300 to 384 in each
+    "tied": Tied(softcap=2.0),
+    "untied": Untied(use_bias=True),
+}
+
+
+@pytest.mark.parametrize("head", ["tied", pytest.param("untied", marks=pytest.mark.slow)])
+def test_the_loss_in_chunks(head):
+    """The same loss and gradients, and no array of all logits in the compiled program."""
+    cfg = dataclasses.replace(TINY, vocab_size=300, n_layers=1, head=HEADS[head])
+    weights = np.random.default_rng(3).integers(0, 2, (4, 8)).astype(np.float32)
+    batch = batch_of(4, vocab=300, weights=weights)
+    params = jax.jit(functools.partial(init_params, cfg))(jax.random.key(0))
+
+    def value(chunk):
+        train = TrainConfig(loss_chunk=chunk, z_coef=0.1)
+
+        def loss(params, batch):
+            return loss_sum(params, cfg, train, batch, None)
+
+        grad = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params, batch).compile()
+        nats = jax.jit(functools.partial(eval_step, cfg=cfg, train=train))(params, batch)
+        return grad(params, batch), nats, set(re.findall(r"\[([0-9,]+)\]", grad.as_text()))
+
+    ((want, grads), nats, whole), ((got, grads2), nats2, pieces) = map(value, (None, 3))
+    all_logits = {"4,8,384", "32,384", "384,32"}
+    assert all_logits & whole and not all_logits & pieces and {"4,3,384", "12,384"} & pieces
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
+    np.testing.assert_allclose(nats2, nats, rtol=1e-5, atol=1e-6)
+    top = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6 * top), grads2, grads)
+
+
+@pytest.mark.parametrize(
+    "form", [{"remat": "full"}, {"scan": True}, {"remat": "dots", "scan": True}]
+)
 def test_remat_and_scan_change_nothing(form):
     cfg = dataclasses.replace(TINY, dropout=0.3)
     batch, key = batch_of(4), jax.random.key(7)

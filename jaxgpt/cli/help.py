@@ -121,6 +121,7 @@ def long_help(run: RunConfig, name: str, presets: Mapping[str, Any]) -> str:
     lines += [
         "",
         "Mixed stacks: --model.edits='[{every: 2, start: 1, set: {attention.window: 128}}]'",
+        "A trace of what the devices do in steps 10 to 15, into the run's folder: --profile=10:15",
     ]
     return "\n".join(lines) + "\n"
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from jaxgpt.train import joining, processes
 from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.files import write_atomic
 from jaxgpt.train.malloc import tune_malloc
+from jaxgpt.train.profiling import profiled_steps
+from jaxgpt.train.report import process_age_s
 from jaxgpt.train.runfolder import RunFolder, open_run, run_path
 from jaxgpt.train.stepfolder import step_folders
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 
 DEFAULT, FINETUNE = "tiny", "finetune"
 NAMES = (
-    *("preset", "config", "init-from", "run", "device", "distributed"),
+    *("preset", "config", "init-from", "run", "device", "distributed", "profile"),
     *("print_config", "help", "help-all"),
 )
 
@@ -60,6 +63,7 @@ def _train(argv: list[str]) -> None:
         preset = options.preset or DEFAULT
         emit(show(preset_run(preset), preset, RUNS))
         return
+    profile = None if options.profile is None else profiled_steps(options.profile)
     name, run, origin = _resolve(options, rest)
     if options.print_config:
         emit(to_yaml(run))
@@ -72,10 +76,12 @@ def _train(argv: list[str]) -> None:
         if only_cpu(options.device):
             tune_malloc()
         start_jax(options.device)
-        _fit(folder, run, origin)
+        _fit(folder, run, origin, profile)
 
 
-def _fit(folder: RunFolder, run: RunConfig, origin: "Origin | None") -> None:
+def _fit(
+    folder: RunFolder, run: RunConfig, origin: "Origin | None", profile: tuple[int, int] | None
+) -> None:
     leads, data, weights = processes.leads(), run.data, None
     if origin is not None:
         origin.check(run.model)
@@ -92,7 +98,8 @@ def _fit(folder: RunFolder, run: RunConfig, origin: "Origin | None") -> None:
 
         with shown(folder, run if leads else without_loggers(run)) as shows:
             begin = {"lora": run.lora, "mesh": run.mesh, "weights": weights}
-            fit(folder, run.model, data, run.optim, run.train, **begin, **shows)
+            more = {"profile": profile, "began": time.monotonic() - process_age_s()}
+            fit(folder, run.model, data, run.optim, run.train, **begin, **more, **shows)
         processes.meet("done")
 
 
@@ -110,6 +117,7 @@ def _parser() -> Parser:
     parser.add_argument("--run")
     parser.add_argument("--device", choices=("cpu", "gpu", "tpu"))
     parser.add_argument("--distributed", choices=("auto", "on", "off"), nargs="?", const="on")
+    parser.add_argument("--profile")
     parser.add_argument("--print_config", "--print-config", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--help-all", "--help_all", action="store_true")

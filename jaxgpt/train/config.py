@@ -89,8 +89,10 @@ class TrainConfig:
     )
     accumulate: int = 1  # micro-batches that an optimizer step is split into, to save memory
     dtype: Literal["float32", "bfloat16"] = "float32"  # of compute; parameters stay float32
-    remat: bool = False  # recompute blocks in the backward pass: less memory, a third more work
+    remat: Literal["none", "dots", "full"] = "none"  # recomputed: nothing, all but products, blocks
     scan: bool = False  # scan over repeating layers: less compile time for deep models
+    loss_chunk: int | None = None  # tokens of a row whose logits exist at a time; None: all
+    dispatch: int = 1  # steps that the devices are given at a time; more help small models
     kernel: str = "auto"  # of attention: auto, reference, xla, cudnn or chunked
     eval_every: int = 250  # steps between evaluations
     save_every: int = 250  # steps between checkpoints
@@ -107,6 +109,7 @@ class TrainConfig:
             if type(value) is int and value < (field.name not in ("seed", "z_coef")):
                 raise ConfigError(f"{field.name}={value} is too small")
         check_name(self.kernel)
+        check_choices(self)
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"ema_decay={self.ema_decay} must be between 0 and 1")
         if not (self.z_coef >= 0 and math.isfinite(self.z_coef)):

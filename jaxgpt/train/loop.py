@@ -19,6 +19,7 @@ from jaxgpt.train.checkpoint import Checkpoints
 from jaxgpt.train.config import LoraConfig, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.train.devices import describe_devices
 from jaxgpt.train.files import MetricsWriter, read_metrics
+from jaxgpt.train.profiling import Profile
 from jaxgpt.train.report import Reporter
 from jaxgpt.train.rundata import note_session, read_facts
 from jaxgpt.train.runfolder import RunFolder, Signals
@@ -46,6 +47,8 @@ def fit(
     hooks: Sequence[Hook] = (),
     listeners: Sequence[Listener] = (),
     endings: Sequence[Ending] = (),
+    profile: tuple[int, int] | None = None,
+    began: float | None = None,
 ) -> None:
     """Train until `train.steps`, from wherever the run folder stands.
 
@@ -67,6 +70,8 @@ def fit(
       hooks: Called after each evaluation.
       listeners: Called with each record of metrics.
       endings: Called once the run is complete, not where it was already.
+      profile: First and last step of a trace, which goes into the run's folder.
+      began: When the wait for the first step began, by `time.monotonic`; None: now.
 
     Raises:
       ConfigError: Data, tokenizer, batch or model do not fit together or not to the run.
@@ -75,12 +80,10 @@ def fit(
       ResourceError: Storage or memory refused.
       Interrupted: A signal came; the state was saved, unless there was none yet.
     """
-    leads, length = processes.leads(), model.context_length
     with (
         Signals() as signals,
-        Reporter(
-            train.steps, lambda n: train.sizes.before(n) * length, listeners, silent=not leads
-        ) as out,
+        _reporter(train, model.context_length, listeners, began) as out,
+        Profile(profile, folder.path) as traced,
     ):
         out.say(f"{folder.path.name}: {describe_devices()}")
         devices = sharding.make_mesh(mesh)
@@ -113,11 +116,22 @@ def fit(
                 out.say(f"going on from step {start}")
             if owed or (weights is not None and not start):
                 trainer.evaluate(start, state, out, stop, hooks)
-            params = trainer.run(state, start, checkpoints, out, stop, hooks)
+            params = trainer.run(state, start, checkpoints, out, stop, hooks, traced)
             checkpoints.wait()
             stop.check(f"after step {train.steps}, which is saved", stop.now())
             trainer.show(params, out, endings)
         out.say(f"done: {folder.path}")
+
+
+def _reporter(
+    train: TrainConfig, length: int, listeners: Sequence[Listener], began: float | None
+) -> Reporter:
+    silent = not processes.leads()
+
+    def tokens_in(step: int) -> int:
+        return train.sizes.before(step) * length
+
+    return Reporter(train.steps, tokens_in, listeners, silent=silent, began=began)
 
 
 def _open(

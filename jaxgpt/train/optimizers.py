@@ -7,10 +7,12 @@ step takes `rate * (d + weight_decay * w)` from w; d is what the box makes of g.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax import contrib
 
@@ -229,13 +231,14 @@ class Muon(OptimBox):
     def build(self) -> optax.GradientTransformation:
         """One moment of each kernel, and those of `rest`."""
         muon = optax.chain(
-            contrib.scale_by_muon(
-                ns_steps=self.iterations,
+            contrib.scale_by_muon(  # the corrected mean over its norm; the iteration is ours
+                ns_steps=0,
                 beta=self.beta,
                 eps=self.eps,
                 nesterov=self.nesterov,
                 weight_dimension_numbers=_last_two_axes,
             ),
+            optax.stateless_with_tree_map(lambda x, _: _orthogonal(x, self.iterations)),
             optax.stateless_with_tree_map(self._sized),
         )
         return optax.partition({"hidden": muon, "rest": self.rest.build()}, _labels)
@@ -261,6 +264,28 @@ class Muon(OptimBox):
     def memory(self) -> float:
         """That of the longest one."""
         return max(self.beta, self.rest.memory())
+
+
+def _orthogonal(x: Any, iterations: int) -> Any:
+    """Muon's iteration on the matrices of the last two axes, of norm 1 at most.
+
+    Each step multiplies X, lying on its long side, by a polynomial of X X^T. That square and the
+    product of the polynomials are all that is carried along, so the long side is multiplied twice
+    in all and not twice a step: a third of the work for a matrix of one to six.
+    """
+    # Rounding can make an eigenvalue negative, and those grow: no TF32.
+    dot = functools.partial(jnp.matmul, precision="highest")
+    is_tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if is_tall else x
+    square = dot(x, x.mT)
+    product = identity = jnp.broadcast_to(jnp.eye(x.shape[-2], dtype=x.dtype), square.shape)
+    for i in range(iterations):
+        step = 3.4445 * identity - 4.7750 * square + 2.0315 * dot(square, square)
+        product = dot(step, product) if i else step
+        if i < iterations - 1:
+            square = dot(step, dot(square, step))
+    x = dot(product, x)
+    return x.mT if is_tall else x
 
 
 def _labels(params: Any) -> Any:

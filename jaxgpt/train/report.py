@@ -5,9 +5,11 @@ A reader that goes away (`train.py | head`) silences the report and never stops 
 """
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +27,7 @@ class Reporter(contextlib.AbstractContextManager):
       tokens_in: The exact number of tokens in the first n steps.
       listeners: Called with each record.
       silent: Say nothing, for another process does.
+      began: When what the first step is waited for from began, by `time.monotonic`; None: now.
     """
 
     def __init__(
@@ -34,12 +37,15 @@ class Reporter(contextlib.AbstractContextManager):
         listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
         *,
         silent: bool = False,
+        began: float | None = None,
     ):
         self.steps, self.tokens_in, self.listeners = steps, tokens_in, listeners
         self.silent = silent
         self.metrics: MetricsWriter | None = None
         self.speed: Callable[[float], dict[str, float]] = lambda tokens_per_s: {}
         self._started = time.monotonic()
+        self._began = self._started if began is None else began
+        self._once: dict[str, float] = {}
         self._working = 0.0  # seconds spent on the `_counted` tokens, evaluation left out
         self._counted = 0
         self._since: float | None = None
@@ -95,10 +101,26 @@ class Reporter(contextlib.AbstractContextManager):
             self._working += time.monotonic() - self._since
         self._since = None
 
+    def count(self, begin: int, end: int) -> None:
+        """The steps from `begin` to `end` finished ones are done, and count if the clock runs."""
+        if self._since is not None:
+            self._counted += self.tokens_in(end) - self.tokens_in(begin)
+            now = time.monotonic()
+            self._working, self._since = self._working + now - self._since, now
+
+    def first_step(self, compile_s: float) -> None:
+        """The first step is done, which took so long to compile, or to read from the cache.
+
+        A line says when; the next record has it too.
+        """
+        wall_s = time.monotonic() - self._began
+        self.say(f"first step after {wall_s:.1f} s (compiled in {compile_s:.1f} s)")
+        self._once = {"first_step_wall_s": round(wall_s, 3), "compile_wall_s": round(compile_s, 3)}
+
     def step(
         self, step: int, values: dict[str, float], *, log: bool, line: str | None = None
     ) -> None:
-        """A step is done, and counts if the clock runs.
+        """Show a step that is done.
 
         Args:
           step: Its number.
@@ -106,11 +128,7 @@ class Reporter(contextlib.AbstractContextManager):
           log: Write a line and a record.
           line: Something is the matter: what to say instead, with a record in any case.
         """
-        working = self._working
-        if self._since is not None:
-            self._counted += self.tokens_in(step) - self.tokens_in(step - 1)
-            working += time.monotonic() - self._since
-        rate = self._counted / working if self._counted else 0.0
+        rate = self._counted / self._working if self._counted else 0.0
         left = (self.tokens_in(self.steps) - self.tokens_in(step)) / rate if rate else None
         note = f"loss {values['loss_nats']:.4f}  lr {values['lr']:.2e}"
         note += f"  {rate:,.0f} tokens/s" if rate else ""
@@ -124,7 +142,8 @@ class Reporter(contextlib.AbstractContextManager):
             self.say(f"step {step}/{self.steps}  {note}")
         if log or line is not None:
             speed = {"tokens_per_s": round(rate, 1)} | (self.speed(rate) if rate else {})
-            self.record(step, values | speed)
+            self.record(step, values | speed | self._once)
+            self._once = {}
 
     def score(self, step: int, score: Score, more: dict[str, float] | None = None) -> None:
         """An evaluation is done; `more` of it is recorded beside the score."""
@@ -153,6 +172,16 @@ class Reporter(contextlib.AbstractContextManager):
             yield
         except (OSError, ValueError):  # closed pipe, full device, closed file
             self._bar = None
+
+
+def process_age_s() -> float:
+    """Seconds since this process began; 0 where the system does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        began_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): starttime, since boot
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - began_s, 0.0)
+    except (OSError, ValueError, AttributeError):
+        return 0.0
 
 
 def clock(seconds: float) -> str:

@@ -56,6 +56,10 @@ A tuple of axes is gathered when the parameter is used, a single name is not, No
 """
 
 
+WIDE = ("block/ffn/router/kernel",)
+"""Patterns of ours that are computed with in float32, and so are gathered in it too."""
+
+
 def make_mesh(cfg: MeshConfig) -> Mesh:
     """All devices, of all processes, arranged as `cfg` says.
 
@@ -115,13 +119,28 @@ def param_specs(
     return stored, guessed
 
 
-def make_layout(mesh: Mesh, stored: Mapping[str, PartitionSpec]) -> Layout:
-    """The layout of parameters that are stored so."""
+def narrow_paths(model: ModelConfig) -> frozenset[str]:
+    """Paths of parameters whose box casts them to the dtype of the computation: ours, but `WIDE`.
+
+    What a box of one's own does with its parameters is not known.
+    """
+    named = {path: _name(path, model) for path in by_path(param_shapes(model))}
+    return frozenset(
+        path
+        for path, name in named.items()
+        if name is not None and not any(fnmatch.fnmatchcase(name, wide) for wide in WIDE)
+    )
+
+
+def make_layout(
+    mesh: Mesh, stored: Mapping[str, PartitionSpec], narrow: frozenset[str] = frozenset()
+) -> Layout:
+    """The layout of parameters that are stored so; `narrow` as from `narrow_paths`."""
     used = {
         path: PartitionSpec(*(axis if isinstance(axis, str) else None for axis in spec))
         for path, spec in stored.items()
     }
-    return Layout(mesh, stored, used)
+    return Layout(mesh, stored, used, narrow)
 
 
 def state_shardings(layout: Layout, abstract: Any) -> Any:
@@ -191,18 +210,25 @@ def check_rows(batch_size: int, accumulate: int, sizes: Mapping[str, int]) -> No
 
 def _declared(path: str, model: ModelConfig) -> tuple[Any, ...] | None:
     """Axes of a parameter by the table, or by the box that it belongs to; None: nobody says."""
-    owner, rest = _owner(path, model)
-    ours = type(owner).__module__.partition(".")[0] == __name__.partition(".")[0]
+    name = _name(path, model)
     rules: Mapping[str, tuple[Any, ...]] = dict(TABLE)
-    if not ours:
-        rules = {f"*{suffix}": axes for suffix, axes in getattr(owner, "sharding", {}).items()}
-    name = path if not ours else "block/" + rest if path.startswith("block_") else path
+    if name is None:
+        declared = getattr(_owner(path, model)[0], "sharding", {})
+        rules = {f"*{suffix}": axes for suffix, axes in declared.items()}
     for pattern, axes in rules.items():
-        if fnmatch.fnmatchcase(name, pattern):
+        if fnmatch.fnmatchcase(name or path, pattern):
             return axes
-    if not ours or name.rpartition("/")[2] not in ("kernel", "embedding"):
-        return None if not ours else ()
+    if name is None or name.rpartition("/")[2] not in ("kernel", "embedding"):
+        return None if name is None else ()
     raise ConfigError(f"{path} is not in the sharding table", where="jaxgpt/train/sharding.py")
+
+
+def _name(path: str, model: ModelConfig) -> str | None:
+    """A path as patterns have it, of any block; None where a foreign box owns the parameter."""
+    owner, rest = _owner(path, model)
+    if type(owner).__module__.partition(".")[0] != __name__.partition(".")[0]:
+        return None
+    return "block/" + rest if path.startswith("block_") else path
 
 
 def _owner(path: str, model: ModelConfig) -> tuple[Any, str]:

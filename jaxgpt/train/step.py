@@ -15,8 +15,10 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jaxgpt.data.batches import Batch
-from jaxgpt.losses import aux_loss, token_nats, token_terms
+from jaxgpt.losses import aux_loss, chunked_terms, token_terms
 from jaxgpt.model import ModelConfig, forward, init_params
+from jaxgpt.placing import use
+from jaxgpt.readout import logits_of
 from jaxgpt.shapes import Key, Params
 from jaxgpt.train.config import LoraConfig, TrainConfig
 from jaxgpt.train.lora import init_lora, merged, split
@@ -104,26 +106,37 @@ def loss_sum(
     Sums, not means: micro-batches and devices add up, whatever share of the tokens each has. A
     box's auxiliary losses count once per token, and so does the z-loss, which is not in the nats.
     """
-    dtype = jnp.dtype(train.dtype)
+    nats_BT, log_z_BT, aux = _terms(params, cfg, train, batch, dropout_key=key, remat=train.remat)
+    n = batch.weights_BT.sum()
+    nats = (nats_BT * batch.weights_BT).sum()
+    loss = nats + n * aux_loss(aux)
+    if train.z_coef:
+        loss += train.z_coef * (log_z_BT**2 * batch.weights_BT).sum()
+    return loss, (nats, n, aux)
+
+
+def _terms(
+    params: Params, cfg: ModelConfig, train: TrainConfig, batch: Batch, **call: Any
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Any]:
+    """Nats of each token, the logarithm of its softmax's denominator, and the boxes' aux."""
+    chunk, dtype = train.loss_chunk, jnp.dtype(train.dtype)
     out = forward(
         cfg,
         params,
         batch.tokens_BT,
         pos_BT=batch.pos_BT,
         segment_BT=batch.segment_BT,
-        dropout_key=key,
         dtype=dtype,
-        remat=train.remat,
         scan=train.scan,
         kernel=train.kernel,
+        headless=chunk is not None,
+        **call,
     )
-    n = batch.weights_BT.sum()
-    nats_BT, log_z_BT = token_terms(out.logits_BTV, batch.targets_BT)
-    nats = (nats_BT * batch.weights_BT).sum()
-    loss = nats + n * aux_loss(out.aux)
-    if train.z_coef:
-        loss += train.z_coef * (log_z_BT**2 * batch.weights_BT).sum()
-    return loss, (nats, n, out.aux)
+    if chunk is None:
+        return *token_terms(out.logits_BTV, batch.targets_BT), out.aux
+    read = {name: params[name] for name in ("embed", "head") if name in params}
+    logits = functools.partial(logits_of, cfg, use(read, dtype=dtype))
+    return *chunked_terms(logits, out.logits_BTV, batch.targets_BT, chunk), out.aux
 
 
 def train_step(
@@ -134,6 +147,7 @@ def train_step(
     tx: optax.GradientTransformation,
     train: TrainConfig,
     lora: LoraConfig = _NO_LORA,
+    rate: optax.Schedule | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
     """Gradients of the mean loss over the batch's trained tokens, then one update.
 
@@ -145,8 +159,8 @@ def train_step(
     Returns:
       The new state, and `loss_nats`, `grad_norm` (before clipping), `param_norm` (of what is
       trained, before the update), `update_ratio` (norm of the update over that), `n_tokens`,
-      `finite`, the counts `bad_steps` and `skipped_steps`, and the mean over layers of each single
-      number that boxes return in their aux.
+      `finite`, the counts `bad_steps` and `skipped_steps`, with a `rate` of updates by their number
+      `lr`, and the mean over layers of each single number that boxes return in their aux.
     """
     key = jax.random.fold_in(state.key, state.step)
     trained, frozen = split(state.params, lora)
@@ -164,6 +178,8 @@ def train_step(
     metrics = dict(loss_nats=nats / jnp.maximum(n, 1.0), grad_norm=grad_norm, n_tokens=n)
     metrics |= dict(param_norm=param_norm, update_ratio=update_norm / (param_norm + 1e-30))
     metrics |= dict(finite=finite, **extra) | _means(aux, train.accumulate)
+    if rate is not None:  # on the devices: the host would wait behind what they were given since
+        metrics["lr"] = jnp.asarray(rate(state.step + 1 - skipped), jnp.float32)
 
     new = {"trained": moved, "opt_state": opt_state}
     old = {"trained": trained, "opt_state": state.opt_state}
@@ -244,17 +260,5 @@ def eval_step(
     lora: LoraConfig = _NO_LORA,
 ) -> Float[Array, "B T"]:
     """Weighted nats of each token, without dropout; filler is 0."""
-    params = merged(params, lora)
-    out = forward(
-        cfg,
-        params,
-        batch.tokens_BT,
-        pos_BT=batch.pos_BT,
-        segment_BT=batch.segment_BT,
-        dtype=jnp.dtype(train.dtype),
-        scan=train.scan,
-        kernel=train.kernel,
-    )
-    return jnp.where(
-        batch.weights_BT > 0, token_nats(out.logits_BTV, batch.targets_BT) * batch.weights_BT, 0.0
-    )
+    nats_BT, _, _ = _terms(merged(params, lora), cfg, train, batch)
+    return jnp.where(batch.weights_BT > 0, nats_BT * batch.weights_BT, 0.0)

@@ -2,6 +2,7 @@
 """The compiled steps of one run, and the loop over them."""
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,8 +22,10 @@ from jaxgpt.train.checkpoint import Checkpoints
 from jaxgpt.train.config import LoraConfig, OptimConfig, TrainConfig
 from jaxgpt.train.devices import memory_bytes
 from jaxgpt.train.health import SCORED_TOKENS, Health, Speed, attention_logits
+from jaxgpt.train.manysteps import Steps, until
 from jaxgpt.train.optim import learning_rate, optimizer
 from jaxgpt.train.processes import Stop
+from jaxgpt.train.profiling import Profile
 from jaxgpt.train.report import Reporter
 from jaxgpt.train.step import (
     TrainState,
@@ -57,10 +60,11 @@ class Trainer:
         horizon: int,
     ):
         self.model, self.train, self.tokens, self.tokenizer = model, train, tokens, tokenizer
-        self.rate = learning_rate(optim, horizon)
+        self.intervals = train.eval_every, train.save_every
+        rate = learning_rate(optim, horizon)
         self.batches = tokens.batches(model.context_length, train.sizes, train.seed)
         stored, self.guessed = sharding.param_specs(model, mesh.shape)
-        self.layout = sharding.make_layout(mesh, stored)
+        self.layout = sharding.make_layout(mesh, stored, sharding.narrow_paths(model))
         self.rows = sharding.batch_sharding(mesh)
         tx = optimizer(optim, horizon, model.dims().width_ratio)
         ema = train.ema_decay is not None
@@ -78,15 +82,9 @@ class Trainer:
             leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.abstract.params)
         )
         self.shows = limit is None or n_bytes <= limit / 4
-        self.steps = {  # by the rows that they take
-            rows: jax.jit(
-                self._placed(train_step, cfg=model, tx=tx, train=train.at_rows(rows), lora=lora),
-                in_shardings=(pieces, self.rows),
-                out_shardings=(pieces, None),
-                donate_argnums=0,
-            )
-            for rows in train.sizes.all()
-        }
+        step = functools.partial(train_step, cfg=model, tx=tx, lora=lora, rate=rate)
+        by_rows = {n: self._placed(step, train=train.at_rows(n)) for n in train.sizes.all()}
+        self.steps = Steps(by_rows, pieces, self.rows, train.dispatch)
         self.nats = jax.jit(
             self._placed(eval_step, cfg=model, train=train, lora=lora),
             out_shardings=self.layout.sharding() if processes.several() else None,
@@ -125,65 +123,100 @@ class Trainer:
         out: Reporter,
         stop: Stop,
         hooks: Sequence[Hook],
+        profile: Profile,
     ) -> Params:
-        """Steps start..train.steps - 1, with evaluation and checkpoints at their intervals.
+        """Steps start + 1..train.steps, with evaluation and checkpoints at their intervals.
 
-        The metrics of a step are fetched after the next one was dispatched, so that the devices
-        never wait for the host; with them comes the check that all was finite. That it comes late
-        does no harm: a step that is not finite has changed nothing.
+        The devices are given work before the host looks at what they did before it: batches are
+        made and metrics fetched while they compute. With metrics comes the check that all was
+        finite. That it comes late does no harm: a step that is not finite has changed nothing.
         """
-        train = self.train
+        train, step = self.train, start
         if self.speed is not None:
             out.speed = self.speed.metrics
-        waiting: list[tuple[int, dict[str, jax.Array]]] = []
+        waiting: list[tuple[int, int, dict[str, jax.Array]]] = []
 
         def fetch() -> None:
             while waiting:
                 self._report(*waiting.pop(), out)
 
         choice.forget()
-        for step in range(start + 1, train.steps + 1):
-            rows = train.sizes.at(step - 1)
-            compiles = step == start + 1 or rows != train.sizes.at(step - 2)
+        while step < train.steps:
+            rows = train.sizes.at(step)
+            compiles = step == start or rows != train.sizes.at(step - 1)
+            if profile.begins(step):
+                fetch()
+                profile.begin(step)
             if compiles:
                 fetch()
                 out.halt()
-            own = self.batches.batch(step - 1, processes.own_rows(self.rows, rows))
-            state, metrics = self.steps[rows](state, processes.put_rows(own, self.rows, rows))
+            count = 1 if compiles else self._ahead(step, profile)
+            own = processes.own_rows(self.rows, rows)
+            batches = [self.batches.batch(step + i, own) for i in range(count)]
+            called = time.monotonic()
+            state, metrics = self.steps(state, batches, rows)
+            compile_s = time.monotonic() - called
             fetch()
-            waiting.append((step, metrics))
-            last = step == train.steps
-            due = last or step % train.save_every == 0
+            waiting.append((step, count, metrics))
+            step += count
+            if step == start + 1:
+                jax.block_until_ready(metrics)
+                out.first_step(compile_s)
             if compiles:
                 fetch()
                 out.go()
             if step == start + 1:
                 kernels = ", ".join(map(str, choice.choices()))
                 out.say_if(kernels and f"attention: {kernels}")
+            if profile.ends(step):
+                fetch()
+                out.say_if(profile.end(step))
             signal = stop.soon()
-            if last or step % train.eval_every == 0 or due or signal:
+            if signal or step == train.steps or any(step % n == 0 for n in self.intervals):
                 fetch()
                 out.halt()
-                score = None
-                if last or step % train.eval_every == 0:
-                    score = self.evaluate(step, state, out, stop, hooks)
-                signal = signal or stop.now()
-                if due or signal:
-                    self._save(checkpoints, step, state, score)
-                if signal and not last:
-                    checkpoints.wait()
-                    stop.check(f"after step {step}, which is saved", signal)
+                self._between(step, signal, state, checkpoints, out, stop, hooks)
                 out.go()
             checkpoints.poll()
+        out.say_if(profile.end(step))
         return state.params
 
-    def _report(self, step: int, metrics: dict[str, jax.Array], out: Reporter) -> None:
-        values = {name: float(np.asarray(value)) for name, value in metrics.items()}
-        line = self.health.look(step, values)
-        # The schedule counts updates.
-        values["lr"] = float(np.asarray(self.rate(step - int(values["skipped_steps"]))))
-        log = step % self.train.log_every == 0 or step == self.train.steps
-        out.step(step, values, log=log, line=line and f"warning: {line}")
+    def _ahead(self, step: int, profile: Profile) -> int:
+        """How many steps the devices are given at once behind `step` finished ones."""
+        changes = (s for s in self.train.sizes.changes if s > 0)
+        edges = (self.train.steps, *changes, *profile.edges())
+        return until(step, self.train.dispatch, self.intervals, edges)
+
+    def _between(
+        self,
+        step: int,
+        signal: int | None,
+        state: TrainState,
+        checkpoints: Checkpoints,
+        out: Reporter,
+        stop: Stop,
+        hooks: Sequence[Hook],
+    ) -> None:
+        """What is due behind `step` finished steps; a signal saves them and ends the run."""
+        last, score = step == self.train.steps, None
+        if last or step % self.train.eval_every == 0:
+            score = self.evaluate(step, state, out, stop, hooks)
+        signal = signal or stop.now()
+        if last or step % self.train.save_every == 0 or signal:
+            self._save(checkpoints, step, state, score)
+        if signal and not last:
+            checkpoints.wait()
+            stop.check(f"after step {step}, which is saved", signal)
+
+    def _report(self, done: int, count: int, metrics: dict[str, jax.Array], out: Reporter) -> None:
+        """What `count` steps behind `done` finished ones measured, step by step."""
+        arrays = {name: np.atleast_1d(x) for name, x in jax.device_get(metrics).items()}
+        out.count(done, done + count)
+        for i in range(count):
+            step, values = done + i + 1, {name: float(x[i]) for name, x in arrays.items()}
+            line = self.health.look(step, values)
+            log = step % self.train.log_every == 0 or step == self.train.steps
+            out.step(step, values, log=log, line=line and f"warning: {line}")
 
     def evaluate(
         self,
