@@ -19,7 +19,7 @@ from jaxgpt.model import ModelConfig
 from jaxgpt.presets import models
 from jaxgpt.study.config import ShowConfig
 from jaxgpt.train.config import OptimConfig, TrainConfig
-from jaxgpt.train.optimizers import AdamW
+from jaxgpt.train.optimizers import AdamW, Muon
 
 
 def tiny() -> RunConfig:
@@ -29,7 +29,7 @@ def tiny() -> RunConfig:
         small,
         model=dataclasses.replace(small.model, context_length=128),
         data=DataConfig(),
-        train=TrainConfig(steps=1000, batch_size=12, eval_every=250, save_every=250),
+        train=TrainConfig(steps=800, batch_size=12, eval_every=200, save_every=200),
     )
 
 
@@ -41,7 +41,7 @@ def shakespeare() -> RunConfig:
             context_length=64,
             d_model=128,
             n_layers=3,
-            position=RoPE(),
+            position=RoPE(theta=200.0),  # wavelengths of 6 to 900 characters, for a context of 64
             norm=RMSNorm(),
             attention=GQA(n_heads=4, n_kv_heads=1, use_bias=False, qk_norm=RMSNorm()),
             ffn=MLP(d_ff=768, activation="relu_squared", use_bias=False),
@@ -49,10 +49,8 @@ def shakespeare() -> RunConfig:
             init=Normal(std=None, residual="zero"),
         ),
         data=DataConfig(path="tinyshakespeare.txt"),
-        optim=OptimConfig(
-            AdamW(beta2=0.95), lr=5e-3, final_lr=0.0, schedule="wsd", decay_fraction=0.8
-        ),
-        train=TrainConfig(steps=1000, batch_size=24, eval_every=500, save_every=500),
+        optim=OptimConfig(Muon(), lr=5e-3, final_lr=0.0, schedule="wsd", decay_fraction=0.8),
+        train=TrainConfig(steps=1100, batch_size=24, eval_every=550, save_every=550),
     )
 
 
