@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counting a model: parameters by box and FLOPs of training, without computing any.
 
-Of the true vocabulary: its padding is left out.
+Of the true vocabulary: its padding is left out. What a pass moves and multiplies, box by box, is in
+`costs.py`.
 """
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 
 import jax
@@ -38,8 +40,8 @@ def count_params(cfg: ModelConfig) -> dict[str, int]:
       ConfigError: `vocab_size` is None.
     """
     counts: Counter[str] = Counter()
-    for _, path, n in _leaves(cfg):
-        counts[path[0]] += n
+    for leaf in leaves(cfg):
+        counts[leaf.path[0]] += leaf.size
     return dict(sorted(counts.items(), key=lambda item: (*ORDER, item[0]).index(item[0])))
 
 
@@ -48,14 +50,7 @@ def count_active_params(cfg: ModelConfig) -> int:
 
     All else counts in full, the embedding table and the router too. The size of a dense model.
     """
-    return sum(_active(layer, path, n) for layer, path, n in _leaves(cfg))
-
-
-def _active(layer: Layer, path: tuple[str, ...], n: int) -> int:
-    """Of a leaf's n parameters those that take part in one token."""
-    if isinstance(layer.ffn, MoE) and path[:2] == ("ffn", "experts"):
-        return n // layer.ffn.n_experts * layer.ffn.top_k
-    return n
+    return sum(leaf.active for leaf in leaves(cfg))
 
 
 def train_flops_per_token(cfg: ModelConfig, *, causal: bool) -> float:
@@ -78,22 +73,35 @@ def train_flops_per_token(cfg: ModelConfig, *, causal: bool) -> float:
     Source: full: Chowdhery et al. 2022 (PaLM), appendix B, https://arxiv.org/abs/2204.02311; the
       causal half: Dao 2023 (FlashAttention-2), section 4.1, https://arxiv.org/abs/2307.08691
     """
-    leaves, (T, flops) = _leaves(cfg), (cfg.context_length, 0.0)
-    own_head = any(path[0] == "head" and path[-1] == "kernel" for _, path, _ in leaves)
-    for layer, path, n in leaves:
-        tied = path == ("embed", "embedding") and not own_head
-        if path[-1] == "kernel" or tied:
-            flops += 6 * _active(layer, path, n)
+    T, own_head = cfg.context_length, has_own_head(cfg)
+    flops = 0.0
+    for leaf in leaves(cfg):
+        if leaf.path[-1] == "kernel" or (leaf.is_table and not own_head):
+            flops += 6 * leaf.active
     for layer in cfg.layers:
-        heads = 0
-        if isinstance(layer.attention, GQA):
-            heads = layer.attention.n_heads * 2 * layer.attention.width(cfg.dims(layer))
-        elif isinstance(layer.attention, MLA):
-            box = layer.attention
-            heads = box.n_heads * (box.nope_dim + box.rope_dim + box.v_dim)
-        w = min(getattr(layer.attention, "window", None) or T, T)
-        flops += 6 * heads * (w * (T - (w - 1) / 2) / T if causal else w)
+        flops += 6 * pair_width(cfg, layer) * keys_per_query(layer, T, causal=causal)
     return flops
+
+
+def pair_width(cfg: ModelConfig, layer: Layer) -> int:
+    """Products of one query with one key and its value: n_heads * (width of both)."""
+    box = layer.attention
+    if isinstance(box, GQA):
+        return box.n_heads * 2 * box.width(cfg.dims(layer))
+    if isinstance(box, MLA):
+        return box.n_heads * (box.nope_dim + box.rope_dim + box.v_dim)
+    return 0
+
+
+def keys_per_query(layer: Layer, tokens: int, *, causal: bool) -> float:
+    """Keys that a query of `tokens` is multiplied with: all, or on average those that it sees."""
+    w = min(getattr(layer.attention, "window", None) or tokens, tokens)
+    return w * (tokens - (w - 1) / 2) / tokens if causal else float(w)
+
+
+def has_own_head(cfg: ModelConfig) -> bool:
+    """Whether the head has a kernel of its own, and the embedding is only looked up."""
+    return any(leaf.path[0] == "head" and leaf.path[-1] == "kernel" for leaf in leaves(cfg))
 
 
 def unpadded(cfg: ModelConfig) -> ModelConfig:
@@ -101,9 +109,53 @@ def unpadded(cfg: ModelConfig) -> ModelConfig:
     return dataclasses.replace(cfg, vocab_multiple=1)
 
 
-@functools.lru_cache(maxsize=8)  # both counts of a model look at it once
-def _leaves(cfg: ModelConfig) -> tuple[tuple[Layer, tuple[str, ...], int], ...]:
-    """(layer, path, size) of each parameter: in a layer, of all layers equal to it together."""
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A parameter of a model, or the same one of several equal layers.
+
+    Attributes:
+      layer: The boxes of the layer that it is in; of the first layer where it is in none.
+      path: `attention`, `q`, `kernel`; without the block.
+      shape: Of one layer's.
+      times: How many layers have it.
+    """
+
+    layer: Layer
+    path: tuple[str, ...]
+    shape: tuple[int, ...]
+    times: int
+
+    @property
+    def size(self) -> int:
+        """Numbers in all layers together."""
+        return math.prod(self.shape) * self.times
+
+    @property
+    def chosen(self) -> tuple[int, int]:
+        """How many of how many parts take part in one token: an expert's top_k, or 1 of 1."""
+        if isinstance(self.layer.ffn, MoE) and self.path[:2] == ("ffn", "experts"):
+            return self.layer.ffn.top_k, self.layer.ffn.n_experts
+        return 1, 1
+
+    @property
+    def active(self) -> int:
+        """Of the numbers those that take part in one token."""
+        some, parts = self.chosen
+        return self.size // parts * some
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is the embedding table, which a tied head multiplies with."""
+        return self.path == ("embed", "embedding")
+
+
+@functools.lru_cache(maxsize=8)  # all counts of a model look at it once
+def leaves(cfg: ModelConfig) -> tuple[Leaf, ...]:
+    """The parameters of a model; those of equal layers together. Works for models of any size.
+
+    Raises:
+      ConfigError: `vocab_size` is None.
+    """
     found = []
     for kind, (layer, times) in enumerate(Counter(cfg.layers).items()):
         boxes = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
@@ -111,7 +163,7 @@ def _leaves(cfg: ModelConfig) -> tuple[tuple[Layer, tuple[str, ...], int], ...]:
         for key, leaf in jax.tree.leaves_with_path(param_shapes(one)):
             name, *rest = (part.key for part in key)
             if name == "block_0":
-                found.append((layer, tuple(rest), leaf.size * times))
+                found.append(Leaf(layer, tuple(rest), leaf.shape, times))
             elif kind == 0:  # what stands around the layers
-                found.append((layer, (name, *rest), leaf.size))
+                found.append(Leaf(layer, (name, *rest), leaf.shape, 1))
     return tuple(found)

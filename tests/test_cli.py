@@ -21,7 +21,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     calls = []
 
-    def fit(folder, model, data, optim, train, *, lora, mesh, weights, hooks, listeners, endings):
+    def fit(folder, model, data, optim, train, *, lora, mesh, weights, **more):
+        hooks, listeners, endings = (more[name] for name in ("hooks", "listeners", "endings"))
         assert lora.rank is None and weights is None
         assert (folder.path / ".lock").read_text().startswith(f"pid {os.getpid()} ")
         assert len(hooks) == 1 and len(endings) == 2 and not listeners
@@ -132,6 +133,7 @@ def test_a_run_in_use(folder, capsys):
         (["--optim.lr=-1"], "lr=-1.0 must be positive"),
         (["--model.attention.n_heads=3"], "d_model=128 is not divisible by n_heads=3"),
         (["stray"], "unexpected argument 'stray'"),
+        (["--profile=9:3"], "profile=9:3 is no range of steps"),
     ],
 )
 def test_mistakes_end_with_2_and_one_line(folder, capsys, words, message):

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`jaxgpt train`, `sample`, `prepare`, `export`, `plot`, `params`; train.py and sample.py."""
+"""The command `jaxgpt` and its first words; what train.py and sample.py call is here too."""
 
 import difflib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from jaxgpt.cli.bench import bench_main
 from jaxgpt.cli.command import emit, run_command
 from jaxgpt.cli.export import export_main
 from jaxgpt.cli.help import summary
+from jaxgpt.cli.named import NAMES, named_run
 from jaxgpt.cli.plot import plot_main
 from jaxgpt.cli.prepare import prepare_main
 from jaxgpt.cli.sample import sample_main
 from jaxgpt.cli.train import train_main
-from jaxgpt.config import RunConfig, resolve
+from jaxgpt.config import resolve
 from jaxgpt.errors import ConfigError
 from jaxgpt.flops import count_active_params, count_params
 from jaxgpt.presets import MODELS, RUNS
 
 __all__ = [
+    "bench_main",
     "export_main",
     "main",
     "params_main",
@@ -34,6 +36,7 @@ usage: jaxgpt train ...               train a model (train.py)
        jaxgpt prepare OUT ...         encode a text of any size into a folder of token files
        jaxgpt export RUN OUT ...      write a model as a folder that transformers loads
        jaxgpt plot ...                draw a run's losses and attention
+       jaxgpt bench WHAT ...          measure training, prefill or decoding on this machine
        jaxgpt params NAME [options]   count the parameters of a preset or a Hugging Face folder,
                                       --model.name=value as in train
 """
@@ -55,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "prepare": prepare_main,
         "export": export_main,
         "plot": plot_main,
+        "bench": bench_main,
         "params": params_main,
     }
     if command in commands:
@@ -84,24 +88,12 @@ def params_main(argv: Sequence[str]) -> int:
 
 
 def _params(argv: list[str]) -> None:
-    known = [*MODELS, *(name for name in RUNS if name not in MODELS)]
     name, *options = argv or [""]
-    if name in MODELS:
-        base = RunConfig(model=MODELS[name]())
-    elif name in RUNS:
-        base = RUNS[name]()
-    elif name and Path(name).is_dir():
-        from jaxgpt.interop.pretrained import read_model  # slow to import
-
-        base = RunConfig(model=read_model(Path(name)))
-    elif name in ("--help", "-h", ""):
+    if name in ("--help", "-h", ""):
         made = {**RUNS, **MODELS}
-        emit(USAGE + "names:\n" + "".join(f"  {key:17} {summary(made[key])}\n" for key in known))
+        emit(USAGE + "names:\n" + "".join(f"  {key:17} {summary(made[key])}\n" for key in NAMES))
         return
-    else:
-        near = difflib.get_close_matches(name, known, n=1)
-        fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
-        raise ConfigError(f"no model {name!r}", fix=fix)
+    base = named_run(name)
     cfg = resolve(base, (), options).model
     counts, active = count_params(cfg), count_active_params(cfg)
     total = sum(counts.values())
