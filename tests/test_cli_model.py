@@ -183,6 +183,7 @@ def test_a_start_that_did_not_come_far_is_taken_up(model, capsys, monkeypatch):
     assert config().init_from == "bard"
 
 
+@pytest.mark.slow
 def test_config_files_and_presets(model, capsys):
     def printed(*words, init_from=()):
         capsys.readouterr()
@@ -258,6 +259,7 @@ def test_a_model_of_the_hub(model, capsys, monkeypatch, tmp_path):
     assert "cannot reach" in sample(capsys, "--model=owner/bard", code=5)
 
 
+@pytest.mark.slow
 def test_a_failed_start_asks_for_the_same_commit_again(model, monkeypatch, tmp_path):
     files = {path.name: path.read_bytes() for path in model.iterdir()}
     with fakehub.serve(files, "owner/bard", "models") as hub:

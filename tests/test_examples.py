@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 
 
+@pytest.mark.slow
 def test_research(capsys):
     runpy.run_path(str(EXAMPLES / "research.py"))
     out = capsys.readouterr().out

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
 from jaxgpt.boxes.attention import GQA
@@ -39,6 +41,7 @@ for sizes in (*meshes, dict.fromkeys(("data", "tensor", "context"), 2)):
 """
 
 
+@pytest.mark.slow
 def test_experts_are_shared_by_devices():
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     out = subprocess.run(

@@ -36,6 +36,7 @@ def test_what_is_stored(path):
         ast.parse(code)
 
 
+@pytest.mark.slow
 def test_decoder_only_wikitext2(tmp_path, monkeypatch, capsys):
     path = ROOT / "notebooks" / "decoder_only_wikitext2.ipynb"
     text = tmp_path / "text.txt"

@@ -163,6 +163,7 @@ def wide(tmp_path_factory):
     return folder, noted, on_devices(8, folder / "eight", folder / "to eight")
 
 
+@pytest.mark.slow
 def test_one_device_and_eight(wide, seen, monkeypatch):
     """Row B5: the same batches in the same order, and the same losses to 1e-5."""
     folder, batches, (eight, to_eight) = wide

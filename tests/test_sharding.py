@@ -2,6 +2,7 @@
 """Meshes of eight devices against one, and the table that says which parameter is split how."""
 
 import dataclasses
+import re
 from typing import ClassVar
 
 import flax.linen as nn
@@ -45,6 +46,7 @@ def test_meshes_train_like_one_device():
     assert reports[3]["whole"] == reports[4]["whole"] == []
 
 
+@pytest.mark.slow
 def test_experts_on_a_mesh():
     check(meshes.run("moe", {"expert": 8}), 8)
 
@@ -69,11 +71,39 @@ def test_other_boxes_on_meshes(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [{"accumulate": 2}, {"remat": True}, {"scan": True}])
+@pytest.mark.parametrize(
+    "way",
+    [{"accumulate": 2}, {"remat": "full"}, {"scan": True}, {"loss_chunk": 5}, {"dispatch": 20}],
+)
 def test_ways_to_compute_on_meshes(way):
     one, *others = meshes.run("llama", {"fsdp": 8}, {"fsdp": 4, "tensor": 2}, **way)
     for mesh in others:
         assert mesh["losses"] == pytest.approx(one["losses"], abs=LOSS)
+
+
+@pytest.mark.slow
+def test_logits_in_chunks_on_meshes():
+    """Tied to a split vocabulary, and with tokens on several devices."""
+    layouts = [{"tensor": 8}, {"fsdp": 2, "tensor": 2, "context": 2}, {"context": 8}]
+    one, *others = meshes.run("gpt2", *layouts, loss_chunk=6)
+    for mesh in others:
+        assert mesh["losses"] == pytest.approx(one["losses"], abs=LOSS)
+    assert others[0]["whole"] == [], "the vocabulary is never whole"
+    rows = {int(shape.split(",")[0]) for shape in others[2]["whole"] if shape.endswith(",1024")}
+    assert max(rows) <= max(128, 16 * 6), "nor are there logits of all tokens"
+
+
+@pytest.mark.slow
+def test_parameters_are_sent_in_the_dtype_of_the_computation(tmp_path):
+    """All matrices but the router's, which computes in float32; in and out of a scan's body."""
+    one, _ = meshes.run("moe", {"fsdp": 8}, dump=tmp_path, dtype="bfloat16", remat="full")
+    assert one["losses"][-1] < one["losses"][0]
+    (file,) = tmp_path.glob("*after_spmd-partitioning*")
+    sent = re.findall(r"= (\w+)\[([0-9,]+)\]\S* all-gather\(", file.read_text())
+    wide = {shape for dtype, shape in sent if dtype == "f32"}
+    narrow = {shape for dtype, shape in sent if dtype == "bf16"}
+    matrices = {"128,128", "1024,128", "8,128,64", "8,64,128"}
+    assert matrices <= narrow and not matrices & wide and "128,8" in wide - narrow
 
 
 OFTEN = ["gpt2", "llama3.2-1b", "mixtral-8x7b", "deepseek-v2-lite", "gemma3-270m", "pythia-70m"]

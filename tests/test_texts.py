@@ -63,7 +63,11 @@ def resumed(path, data, stops, **changes):
 def kept(folder):
     """What was logged for each step, without the clock."""
     return [
-        {k: v for k, v in record.items() if k != "wall_s" and "per_s" not in k and k[:3] != "mfu"}
+        {
+            k: v
+            for k, v in record.items()
+            if "wall_s" not in k and "per_s" not in k and k[:3] != "mfu"
+        }
         for record in read_metrics(folder.metrics_path)
     ]
 
@@ -169,6 +173,7 @@ def mixture(documents, weights=(0.7, 0.3), **changes) -> DataConfig:
 GROWING = {"steps": 4, "batch_sizes": {2: 8}}
 
 
+@pytest.mark.slow
 def test_a_packed_mixture_in_growing_steps_resumes_to_the_same_bits(tmp_path, documents, capsys):
     data = mixture(documents)
     whole = train(tmp_path / "whole", data, **GROWING)
