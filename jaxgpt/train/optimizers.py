@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import contrib
 
@@ -233,6 +234,7 @@ class Muon(OptimBox):
         muon = optax.chain(
             contrib.scale_by_muon(  # the corrected mean over its norm; the iteration is ours
                 ns_steps=0,
+                ns_coeffs=(np.float32(0), np.float32(0), np.float32(0)),  # unused; not float64
                 beta=self.beta,
                 eps=self.eps,
                 nesterov=self.nesterov,
@@ -269,9 +271,8 @@ class Muon(OptimBox):
 def _orthogonal(x: Any, iterations: int) -> Any:
     """Muon's iteration on the matrices of the last two axes, of norm 1 at most.
 
-    Each step multiplies X, lying on its long side, by a polynomial of X X^T. That square and the
-    product of the polynomials are all that is carried along, so the long side is multiplied twice
-    in all and not twice a step: a third of the work for a matrix of one to six.
+    Each step multiplies X, lying on its long side, by a polynomial of X X^T. Only square and
+    product of polynomials are carried along: a third of the work for a matrix of one to six.
     """
     # Rounding can make an eigenvalue negative, and those grow: no TF32.
     dot = functools.partial(jnp.matmul, precision="highest")
@@ -284,8 +285,7 @@ def _orthogonal(x: Any, iterations: int) -> Any:
         product = dot(step, product) if i else step
         if i < iterations - 1:
             square = dot(step, dot(square, step))
-    x = dot(product, x)
-    return x.mT if is_tall else x
+    return dot(x.mT, product) if is_tall else dot(product, x)
 
 
 def _labels(params: Any) -> Any:
