@@ -94,3 +94,10 @@ def test_a_width_must_be_positive(box):
         box(d_ff=0)
     with pytest.raises(ConfigError, match=r"limit=-1\.0 must be positive"):
         GatedMLP(limit=-1.0)
+
+
+def test_the_slope_of_gelu_is_that_of_its_formula():
+    x = jnp.linspace(-6, 6, 241)
+    for order in (jax.grad, lambda f: jax.grad(jax.grad(f))):
+        got, want = (jax.vmap(order(f))(x) for f in (ACTIVATIONS["gelu_tanh"], jax.nn.gelu))
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

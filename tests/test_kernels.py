@@ -174,3 +174,20 @@ def test_dropout_falls_on_the_probabilities_behind_the_tap():
     y = call(dropout_rate=0.5, dropout_key=jax.random.key(0), tap=tap)
     np.testing.assert_allclose(seen["probs"].sum(-1), 1, atol=1e-5)
     assert not np.allclose(y, call())
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_the_derivative_of_the_softmax_is_that_of_its_formula(with_sinks):
+    scores, up = jax.random.normal(jax.random.key(0), (2, 2, 3, 4, 4))
+    seen = jnp.tril(jnp.ones((1, 1, 4, 4), bool)).at[..., 0, :].set(False)  # one sees nothing
+    sinks = jnp.array([0.3, -1.0, 2.0]).reshape(1, 3, 1, 1) if with_sinks else None
+
+    def gradients(softmax):
+        return jax.grad(lambda *given: (softmax(given[0], seen, given[1]) * up).sum(), (0, 1))(
+            scores, sinks
+        )
+
+    plain = gradients(lambda *given: kernel._shares(*given)[0])
+    pairs = map(jax.tree.leaves, (gradients(kernel._softmax), plain))
+    for got, want in zip(*pairs, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import reference
 
-from jaxgpt.boxes.norm import LayerNorm, NoNorm, RMSNorm
+from jaxgpt.boxes.norm import LayerNorm, NoNorm, RMSNorm, _normalised
 from jaxgpt.errors import ConfigError
 
 X = jnp.asarray(np.random.default_rng(0).normal(3, 2, (2, 5, 16)), jnp.float32)
@@ -92,3 +92,16 @@ def test_the_scale_of_the_input_does_not_matter(box):
 def test_eps_must_be_positive(box):
     with pytest.raises(ConfigError, match=r"eps=0\.0 must be positive"):
         box(eps=0.0)
+
+
+def test_the_derivative_is_that_of_the_formula():
+    x, dx, eps = *jax.random.normal(jax.random.key(0), (2, 3, 8)), 1e-2
+
+    def formula(x):
+        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + eps)
+
+    got = jax.jvp(lambda x: _normalised(x, eps), (x,), (dx,))
+    for a, b in zip(got, jax.jvp(formula, (x,), (dx,)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    back = jax.vjp(lambda x: _normalised(x, eps), x)[1](dx)[0]
+    np.testing.assert_allclose(back, jax.vjp(formula, x)[1](dx)[0], rtol=1e-5, atol=1e-6)

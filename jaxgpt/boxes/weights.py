@@ -41,14 +41,19 @@ def way(rows: int, backend: str, each: int) -> Way:
 
 
 class Weight:
-    """A matrix of O rows and I columns, by its rows: each array of it has O as its first axis.
+    """A matrix of O rows and I columns, by its rows: O is the first axis of its arrays.
 
     It is the transpose of the [in, out] kernel of a `Dense`, or a table of embeddings.
+
+    Attributes:
+      each: See `way`.
+      dtype: What a model computes in whose table this is.
+      ones_I: Ones, float32, of all arrays the only one without O; see `_by_row`.
     """
 
-    each: ClassVar[int] = 8  # see `way`
+    each: ClassVar[int] = 8
     dtype: Any
-    ones_I: Any  # see `_by_row`; float32
+    ones_I: Any
 
     def values(self) -> Float[Array, "*O I"]:
         """The matrix in float32, up to the factors of its rows."""
@@ -112,6 +117,7 @@ class Cast(Weight):
 
     Attributes:
       w_OI: The matrix.
+      ones_I: See `Weight`.
     """
 
     w_OI: Any
@@ -124,7 +130,7 @@ class Cast(Weight):
 
     @property
     def dtype(self) -> Any:
-        """What a model computes in whose table this is."""
+        """See `Weight`."""
         return self.w_OI.dtype
 
     def values(self) -> Float[Array, "*O I"]:
@@ -139,7 +145,7 @@ class Int8(Weight):
     Attributes:
       q_OI: The numbers.
       scale_O: The factors, float32.
-      dtype: What a model computes in whose table this is.
+      ones_I, dtype: See `Weight`.
     """
 
     q_OI: Any
@@ -166,12 +172,12 @@ class Int8(Weight):
 class Int4(Weight):
     """Whole numbers within 7 of zero, two in a byte, and a factor for each group of a row.
 
-    Meant for memory: a CPU unpacks it at each step, which takes longer than to read float32.
+    Meant for memory: a CPU unpacks it at each step, which takes longer than to read int8.
 
     Attributes:
       pair_OJ: In byte j the numbers of columns j (low) and j + I/2 (high).
       scale_OG: The factors of G groups of neighbouring columns, float32.
-      dtype: What a model computes in whose table this is.
+      ones_I, dtype: See `Weight`.
     """
 
     each: ClassVar[int] = 1
