@@ -99,6 +99,6 @@ def test_a_width_must_be_positive(box):
 def test_the_slope_of_gelu_is_that_of_its_formula():
     x = jnp.linspace(-6, 6, 241)
     second = lambda f: jax.grad(jax.grad(f))  # noqa: E731
-    for order, atol in ((jax.grad, 2e-6), (second, 1e-4)):  # 1 - tanh^2 cancels in float32
+    for order, atol in ((jax.grad, 5e-6), (second, 1e-4)):  # 1 - tanh^2 cancels in float32
         got, want = (jax.vmap(order(f))(x) for f in (ACTIVATIONS["gelu_tanh"], jax.nn.gelu))
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=atol)
