@@ -170,7 +170,7 @@ class Int8(Weight):
 
 @struct.dataclass
 class Int4(Weight):
-    """Whole numbers within 7 of zero, two in a byte, and a factor for each group of a row.
+    """Whole numbers from -8 to 7, two in a byte, and a factor for each group of a row.
 
     Meant for memory: a CPU unpacks it at each step, which takes longer than to read int8.
 
@@ -188,7 +188,7 @@ class Int4(Weight):
 
     @classmethod
     def of(cls, w_OI: Float[Array, "O I"], dtype: DTypeLike, group: int = 32) -> "Int4":
-        """The nearest such matrix; no entry is off by more than half its group's factor.
+        """Such a matrix near by: of several factors each group has the one with the least squares.
 
         Args:
           w_OI: The matrix, with an even number of columns.
@@ -196,7 +196,7 @@ class Int4(Weight):
           group: Columns of a group, or fewer where they do not divide I.
         """
         size = math.gcd(group, w_OI.shape[1])
-        q_OGC, scale_OG = _rounded(wide(w_OI).reshape(len(w_OI), -1, size), 7)
+        q_OGC, scale_OG = _fitted(wide(w_OI).reshape(len(w_OI), -1, size))
         low_OJ, high_OJ = jnp.split(q_OGC.reshape(w_OI.shape), 2, axis=1)
         return cls(
             (high_OJ << 4) | (low_OJ & 15), scale_OG, jnp.ones(w_OI.shape[1]), jnp.dtype(dtype)
@@ -215,6 +215,27 @@ def _rounded(w: Array, most: int) -> tuple[Array, Array]:
     scale = jnp.abs(w).max(-1) / most
     scale = jnp.where(scale > 0, scale, 1.0)
     return jnp.round(w / scale[..., None]).astype(jnp.int8), scale
+
+
+def _fitted(w: Array) -> tuple[Array, Array]:
+    """Whole numbers from -8 to 7 and the factor for each vector of the last axis, least squares.
+
+    Tried are factors that bring the largest entry to -8, whatever its sign, and smaller ones, which
+    cut it and give the others a finer step; each is then the best one for its numbers.
+    """
+    largest = jnp.take_along_axis(w, jnp.abs(w).argmax(-1, keepdims=True), -1)
+    best = jnp.full(largest.shape, jnp.inf), jnp.zeros(w.shape), jnp.ones_like(largest)
+
+    def better(i: Array, best: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        scale = largest / -8 * (1 - i / 32)
+        q = jnp.clip(jnp.round(w / jnp.where(scale == 0, 1.0, scale)), -8, 7)
+        squares = (q * q).sum(-1, keepdims=True)
+        scale = (w * q).sum(-1, keepdims=True) / jnp.where(squares == 0, 1.0, squares)
+        new = ((w - q * scale) ** 2).sum(-1, keepdims=True), q, scale
+        return jax.tree.map(lambda a, b: jnp.where(new[0] < best[0], a, b), new, best)
+
+    _, q, scale = jax.lax.fori_loop(0, 14, better, best)
+    return q.astype(jnp.int8), scale[..., 0]
 
 
 def parameter(

@@ -14,6 +14,7 @@ from jaxgpt.cli.named import named_run
 from jaxgpt.config import RunConfig, resolve
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import ModelConfig
+from jaxgpt.sample.weights import STORED
 from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.files import write_atomic
 from jaxgpt.train.malloc import tune_malloc
@@ -41,7 +42,8 @@ of square matrices, and reading memory. See docs/speed.md for what the numbers m
                               the context)
   --new-tokens N              of each row, for decode (default: 64)
   --dtype float32|bfloat16    of computation and caches (default: float32)
-  --weights int8|int4         in which decode and prefill keep the weights (default: as --dtype)
+  --weights HOW               in which decode and prefill keep the weights: float32, bfloat16, int8
+                              or int4 (default: as --dtype)
   --seconds X                 to measure for, once all is compiled (default: 10)
   --json FILE                 write everything that was measured there
   --device cpu|gpu|tpu        the best there is by default
@@ -231,7 +233,7 @@ def _parser() -> Parser:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
-    parser.add_argument("--weights", choices=("int8", "int4"))
+    parser.add_argument("--weights", choices=STORED)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--device", choices=("cpu", "gpu", "tpu"))

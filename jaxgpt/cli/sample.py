@@ -12,6 +12,7 @@ from jaxgpt.cli.sources import draft_source, model_source, run_source
 from jaxgpt.cli.texts import escape_controls, in_order
 from jaxgpt.data.base import Tokenizer
 from jaxgpt.errors import ConfigError
+from jaxgpt.sample.weights import STORED
 
 HELP = """\
 usage: python sample.py [--run NAME | --model MODEL] [--prompt TEXT] [options]
@@ -191,8 +192,7 @@ def _parser() -> Parser:
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    stored = ("float32", "bfloat16", "int8", "int4")
-    parser.add_argument("--weights", choices=stored)
+    parser.add_argument("--weights", choices=STORED)
     parser.add_argument("--draft")
     parser.add_argument("--draft-tokens", type=int)
     parser.add_argument("--device", choices=("cpu", "gpu", "tpu"))

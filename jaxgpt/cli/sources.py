@@ -25,13 +25,11 @@ class Source(NamedTuple):
 
         Args:
           dtype: Of the computation.
-          weights: How matrices are stored: a dtype, `int8` or `int4`; None: in that of computation.
+          weights: How matrices are stored; see `for_decoding`.
         """
         from jaxgpt.sample.weights import for_decoding
 
-        if weights in ("int8", "int4"):
-            return for_decoding(self.model, self.params(), dtype=dtype, weights=weights)
-        return for_decoding(self.model, self.params(), dtype=weights or dtype)
+        return for_decoding(self.model, self.params(), dtype=dtype, weights=weights)
 
 
 def run_source(name: str | None, which: str | None = None, ema: bool = False) -> Source:

@@ -29,7 +29,9 @@ def tiny() -> RunConfig:
         small,
         model=dataclasses.replace(small.model, context_length=128),
         data=DataConfig(),
-        train=TrainConfig(steps=800, batch_size=12, eval_every=200, save_every=200),
+        train=dataclasses.replace(
+            small.train, steps=800, batch_size=12, eval_every=200, save_every=200
+        ),
     )
 
 
@@ -50,7 +52,7 @@ def shakespeare() -> RunConfig:
         ),
         data=DataConfig(path="tinyshakespeare.txt"),
         optim=OptimConfig(Muon(), lr=5e-3, final_lr=0.0, schedule="wsd", decay_fraction=0.8),
-        train=TrainConfig(steps=1100, batch_size=24, eval_every=550, save_every=550),
+        train=TrainConfig(steps=1000, batch_size=24, dispatch=8, eval_every=500, save_every=500),
     )
 
 

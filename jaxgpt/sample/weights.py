@@ -22,6 +22,8 @@ from jaxgpt.model import ModelConfig, forward, init_params
 from jaxgpt.shapes import Key, Params
 
 GROUP = 32  # inputs that share a factor in int4
+STORED = "float32", "bfloat16", "int8", "int4"
+"""How matrices may be stored."""
 
 
 def for_decoding(
@@ -40,18 +42,20 @@ def for_decoding(
       cfg: The model.
       params: As `init_params` returns them, or what this function returned.
       dtype: Of matrices, and so of the computation; None: their own.
-      weights: None: matrices are in the dtype. "int8": whole numbers and a factor for each output.
-        "int4": for each output and 32 inputs, the embedding and an untied head excepted, which are
-        int8. The dtype is then that of the computation alone.
+      weights: Of `STORED`: the dtype is then that of the computation alone. "int8": whole numbers
+        and a factor for each output. "int4": for each output and 32 inputs, the embedding and an
+        untied head excepted, which are int8. None: matrices are in the dtype.
 
     Raises:
       ConfigError: `weights` is none of these.
 
-    Numerics: without `weights`, what `forward` gives with this dtype and the parameters themselves,
-    but for the order of sums; the change with them: docs/sampling.md.
+    Numerics: with none of int8 and int4, what `forward` gives with this dtype and the parameters themselves,
+    but for the order of sums; the change with those: docs/sampling.md.
     """
-    if weights not in (None, "int8", "int4"):
-        raise ConfigError(f"weights={weights!r}", fix="None, 'int8' or 'int4'")
+    if weights not in (None, *STORED):
+        raise ConfigError(f"weights={weights!r}", fix=f"None or one of {', '.join(STORED)}")
+    if weights in ("float32", "bfloat16"):
+        dtype, weights = weights, None
     params = _joined(cfg, params)
     kernels, tables = _matrices(cfg)
 
