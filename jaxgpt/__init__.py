@@ -27,6 +27,8 @@ from jaxgpt.model import (
 )
 from jaxgpt.sample.filters import Sampling
 from jaxgpt.sample.generate import generate, stream
+from jaxgpt.sample.speculative import Draft
+from jaxgpt.sample.weights import for_decoding
 
 __version__ = "0.1.0"
 
@@ -36,6 +38,7 @@ __all__ = [
     "MLA",
     "MLP",
     "ALiBi",
+    "Draft",
     "DynamicNTK",
     "Embed",
     "GatedMLP",
@@ -65,6 +68,7 @@ __all__ = [
     "Untied",
     "Visibility",
     "YaRN",
+    "for_decoding",
     "forward",
     "generate",
     "init_params",

@@ -74,7 +74,7 @@ def test_int4_has_smaller_squares_than_the_nearest_numbers_of_a_plain_step():
     plain = np.round(groups / np.where(step == 0, 1, step)) * step
     got = np.asarray(STORED["int4"].array()).T.reshape(groups.shape)
     before, after = ((x - groups) ** 2 for x in (plain, got))
-    assert (after.sum(-1) <= before.sum(-1) * (1 + 1e-5)).mean() > 0.9
+    assert (after.sum(-1) <= before.sum(-1) * (1 + 1e-5)).mean() > 0.8
     assert 0 < after.sum() < 0.85 * before.sum()
 
 
