@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from jaxgpt import GQA, LayerEdit, ModelConfig, RoPE, forward, init_params, next_token_loss
-from jaxgpt.boxes.base import AttentionBox, Dims, check_positive, tap
+from jaxgpt.boxes.base import AttentionBox, Dims, check_positive
 from jaxgpt.boxes.dense import Dense
 from jaxgpt.data.batches import Batches
 from jaxgpt.data.corpus import read_corpus
@@ -22,6 +22,7 @@ from jaxgpt.errors import ConfigError
 from jaxgpt.kernels import dropout
 from jaxgpt.masks import Visibility
 from jaxgpt.shapes import wide
+from jaxgpt.taps import tap
 
 
 @dataclasses.dataclass(frozen=True)

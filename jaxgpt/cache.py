@@ -131,27 +131,39 @@ class KVCache(_Slots):
 class LatentCache(_Slots):
     """What MLA keeps of the tokens seen so far: R + P numbers a token, P the rotary width.
 
+    Both stand in one array, since the absorbed form takes it whole as its keys and its values.
+
     Attributes:
-      latent_BSR: Latents behind their norm, from which all heads' keys and values follow.
-      key_BSP: The rotary key that the heads share, rotated.
+      slot_BSZ: Z = R + P: the latent behind its norm, from which all heads' keys and values follow,
+        and the rotary key that the heads share, rotated.
       pos_BS: As in `KVCache`.
       index: As in `KVCache`.
+      kv_rank: R.
     """
 
-    SLOTTED: ClassVar = ("latent_BSR", "key_BSP", "pos_BS")
-    latent_BSR: Float[Array, "B S R"]
-    key_BSP: Float[Array, "B S P"]
+    SLOTTED: ClassVar = ("slot_BSZ", "pos_BS")
+    slot_BSZ: Float[Array, "B S Z"]
     pos_BS: Int[Array, "B S"]
     index: Int[Array, ""] | Int[Array, " B"]
+    kv_rank: int = struct.field(pytree_node=False)
 
     @classmethod
     def empty(
         cls, batch: int, length: int, kv_rank: int, rope_dim: int, dtype: DTypeLike
     ) -> "LatentCache":
         """A cache of `length` empty slots."""
-        latent_BSR = jnp.zeros((batch, length, kv_rank), dtype)
-        key_BSP = jnp.zeros((batch, length, rope_dim), dtype)
-        return cls(latent_BSR, key_BSP, **_no_tokens(batch, length))
+        slot_BSZ = jnp.zeros((batch, length, kv_rank + rope_dim), dtype)
+        return cls(slot_BSZ, **_no_tokens(batch, length), kv_rank=kv_rank)
+
+    @property
+    def latent_BSR(self) -> Float[Array, "B S R"]:
+        """The latents."""
+        return self.slot_BSZ[..., : self.kv_rank]
+
+    @property
+    def key_BSP(self) -> Float[Array, "B S P"]:
+        """The rotary keys."""
+        return self.slot_BSZ[..., self.kv_rank :]
 
     def extend(
         self,
@@ -164,7 +176,8 @@ class LatentCache(_Slots):
         Raises:
           ValueError: T alone is more than the cache's slots.
         """
-        return self._written(latent_BSR=latent_BTR, key_BSP=key_BTP, pos_BS=pos_BT)
+        slot_BTZ = jnp.concatenate([latent_BTR, key_BTP], -1)
+        return self._written(slot_BSZ=slot_BTZ, pos_BS=pos_BT)
 
 
 def _no_tokens(batch: int, length: int) -> dict[str, Any]:

@@ -17,7 +17,15 @@ from collections.abc import Mapping
 
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.mla import MLA
-from jaxgpt.flops import Leaf, has_own_head, keys_per_query, leaves, pair_width
+from jaxgpt.flops import (
+    Leaf,
+    Rule,
+    count_active_params,
+    has_own_head,
+    keys_per_query,
+    leaves,
+    pair_width,
+)
 from jaxgpt.layers import Layer
 from jaxgpt.model import ModelConfig
 
@@ -65,9 +73,15 @@ def total(costs: Mapping[str, Cost]) -> Cost:
 
 
 def train_costs(
-    cfg: ModelConfig, batch: int, *, dtype: str = "float32", causal: bool = False, moments: int = 2
+    cfg: ModelConfig,
+    batch: int,
+    tokens: int | None = None,
+    *,
+    dtype: str = "float32",
+    causal: bool = False,
+    moments: int = 2,
 ) -> dict[str, Cost]:
-    """One optimizer step on `batch` rows of the full context length T, by box.
+    """One optimizer step on `batch` rows of T tokens, by box.
 
         FLOPs: batch * T * train_flops_per_token, that is 6 N D beside attention
         bytes of a parameter: 2 passes in the compute dtype; the float32 gradient written and read;
@@ -77,11 +91,12 @@ def train_costs(
     Args:
       cfg: The model.
       batch: Rows.
+      tokens: T; None: the full context length.
       dtype: Of compute.
       causal: Count the keys that queries see instead of all T; see `train_flops_per_token`.
       moments: Float32 numbers that the optimizer keeps for each parameter: AdamW's 2.
     """
-    forward = _pass(cfg, batch, cfg.context_length, dtype, dtype, causal=causal)
+    forward = _pass(cfg, batch, tokens or cfg.context_length, dtype, dtype, causal=causal)
     costs = {
         box: Cost(3 * one.flops, 2 * one.weight_bytes, 0.0, 3 * one.other_bytes)
         for box, one in forward.items()
@@ -149,6 +164,43 @@ def kv_bytes_per_token(cfg: ModelConfig, dtype: str = "bfloat16") -> float:
     return BYTES[dtype] * sum(cache_numbers(cfg, layer) for layer in cfg.layers)
 
 
+def cost_rules(
+    cfg: ModelConfig, batch: int, tokens: int, *, dtype: str = "bfloat16"
+) -> tuple[Rule, ...]:
+    """The usual formulas for FLOPs and for the cache, N the parameters that one token uses.
+
+        6 N D      FLOPs of training on D = batch * tokens tokens
+        2 N T      FLOPs of prefill, T tokens a row
+        2 N        FLOPs of decoding a token of a row that has T with it
+        2 L d c    bytes of a token's cache, each query head with keys and values of its own
+
+    What is counted has the keys that queries see (`causal`), and logits of the last token alone
+    but in training. Attention that keeps no keys has no rule for its cache.
+
+    Args:
+      cfg: The model.
+      batch: Rows.
+      tokens: Of each row.
+      dtype: Of the caches; c is its bytes.
+    """
+    n, each = count_active_params(cfg), batch * tokens
+    counted = (
+        train_costs(cfg, batch, tokens, causal=True),
+        prefill_costs(cfg, batch, tokens),
+        decode_costs(cfg, batch, tokens),
+    )
+    train, prefill, decode = (total(costs).flops for costs in counted)
+    rules = [
+        Rule("6 N D", "FLOPs of a training step", 6.0 * n * each, train),
+        Rule("2 N T", "FLOPs of prefill", 2.0 * n * each, prefill),
+        Rule("2 N", "FLOPs of decoding a token", 2.0 * n * batch, decode),
+    ]
+    if cache := kv_bytes_per_token(cfg, dtype):
+        keys = 2 * cfg.n_layers * cfg.d_model * BYTES[dtype]
+        rules.append(Rule("2 L d c", "bytes of a token's cache", keys, cache))
+    return tuple(rules)
+
+
 def cache_numbers(cfg: ModelConfig, layer: Layer) -> int:
     """Numbers that a token leaves in a layer's cache.
 
@@ -198,7 +250,7 @@ def _pass(
         seen = mine or keys_per_query(layer, tokens, causal=causal)
         width = pair_width(cfg, layer)
         if isinstance(box := layer.attention, MLA) and _absorbs(layer, tokens, keys):
-            width = box.n_heads * (2 * box.kv_rank + box.rope_dim)
+            width = box.n_heads * 2 * (box.kv_rank + box.rope_dim)
         fresh = 0 if keys else cache_numbers(cfg, layer)  # of a cache: counted with it
         heads = width + fresh  # queries and outputs are as wide as one pair of all heads
         costs["scores"] += Cost(2.0 * rows * seen * width, 0.0, 0.0, BYTES[dtype] * rows * heads)

@@ -2,7 +2,7 @@
 """Counting a model: parameters by box and FLOPs of training, without computing any.
 
 Of the true vocabulary: its padding is left out. What a pass moves and multiplies, box by box, is in
-`costs.py`.
+`costs.py`. A `Rule` puts what is said of such figures in general beside what is counted.
 """
 
 import dataclasses
@@ -51,6 +51,89 @@ def count_active_params(cfg: ModelConfig) -> int:
     All else counts in full, the embedding table and the router too. The size of a dense model.
     """
     return sum(leaf.active for leaf in leaves(cfg))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerKind:
+    """Layers whose boxes are equal.
+
+    Attributes:
+      layer: Their boxes.
+      n_layers: How many there are.
+      n_params: Parameters of one of them.
+      n_active: Of these those that take part in one token.
+    """
+
+    layer: Layer
+    n_layers: int
+    n_params: int
+    n_active: int
+
+
+def count_layers(cfg: ModelConfig) -> tuple[LayerKind, ...]:
+    """The kinds of layers of a model, in the order of their first one, and what one of each has.
+
+    Raises:
+      ConfigError: `vocab_size` is None.
+    """
+    found = []
+    for layer, times in Counter(cfg.layers).items():
+        mine = [leaf for leaf in leaves(cfg) if leaf.in_block and leaf.layer == layer]
+        sizes = (sum(getattr(leaf, name) for leaf in mine) // times for name in ("size", "active"))
+        found.append(LayerKind(layer, times, *sizes))
+    return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a rule of thumb says of a model, beside what is counted.
+
+    Attributes:
+      formula: As people write it: `12 L d^2`.
+      of: What it is a rule for.
+      value: What it says.
+      exact: What is counted.
+    """
+
+    formula: str
+    of: str
+    value: float | int
+    exact: float | int
+
+    @property
+    def percent(self) -> float:
+        """How far the rule is off, in percent of what is counted; below 0 it says too little."""
+        return 100 * (self.value / self.exact - 1)
+
+
+def param_rules(cfg: ModelConfig) -> tuple[Rule, ...]:
+    """The usual formulas for parameters: of the layers, of the vocabulary, of all.
+
+        12 L d^2                 four matrices of attention, two of an FFN of 4 d
+        L (12 d^2 + 2 d)         and two norms without bias
+        V d                      an embedding that is the head, too
+        V d + L (12 d^2 + 2 d) + d
+
+    Source: Kaplan et al. 2020, table 1 (without the last one), https://arxiv.org/abs/2001.08361
+
+    Raises:
+      ConfigError: `vocab_size` is None.
+    """
+    counts = count_params(cfg)
+    L, d, V = cfg.n_layers, cfg.d_model, cfg.vocab_size or 0
+    layers = sum(kind.n_layers * kind.n_params for kind in count_layers(cfg))
+    table = counts["embed"] + counts.get("head", 0)
+    return (
+        Rule("12 L d^2", "the layers", 12 * L * d * d, layers),
+        Rule("L (12 d^2 + 2 d)", "the layers", L * (12 * d * d + 2 * d), layers),
+        Rule("V d", "embedding and head", V * d, table),
+        Rule(
+            "V d + L (12 d^2 + 2 d) + d",
+            "all parameters",
+            V * d + L * (12 * d * d + 2 * d) + d,
+            sum(counts.values()),
+        ),
+    )
 
 
 def train_flops_per_token(cfg: ModelConfig, *, causal: bool) -> float:
@@ -118,12 +201,14 @@ class Leaf:
       path: `attention`, `q`, `kernel`; without the block.
       shape: Of one layer's.
       times: How many layers have it.
+      in_block: Whether it is in a layer at all.
     """
 
     layer: Layer
     path: tuple[str, ...]
     shape: tuple[int, ...]
     times: int
+    in_block: bool
 
     @property
     def size(self) -> int:
@@ -163,7 +248,7 @@ def leaves(cfg: ModelConfig) -> tuple[Leaf, ...]:
         for key, leaf in jax.tree.leaves_with_path(param_shapes(one)):
             name, *rest = (part.key for part in key)
             if name == "block_0":
-                found.append(Leaf(layer, tuple(rest), leaf.shape, times))
+                found.append(Leaf(layer, tuple(rest), leaf.shape, times, True))
             elif kind == 0:  # what stands around the layers
-                found.append(Leaf(layer, (name, *rest), leaf.shape, 1))
+                found.append(Leaf(layer, (name, *rest), leaf.shape, 1, False))
     return tuple(found)

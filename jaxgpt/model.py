@@ -6,7 +6,6 @@ function of its parameters.
 """
 
 import dataclasses
-import fnmatch
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -30,7 +29,6 @@ from jaxgpt.boxes.base import (
     PositionBox,
     check_choices,
     check_positive,
-    tapping,
 )
 from jaxgpt.boxes.block import PreNorm
 from jaxgpt.boxes.embed import Embed
@@ -47,6 +45,7 @@ from jaxgpt.placing import place
 from jaxgpt.readout import read_out
 from jaxgpt.shapes import Key, Params
 from jaxgpt.stack import Remat, Stack, fold, used
+from jaxgpt.taps import tap, tapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,12 +190,14 @@ class GPT(nn.Module):
             visibility, batch = visibility.first(), len(x_BTD)
             caches = cfg.init_caches(batch, caches, x_BTD.dtype)
         x_BTD = cfg.position.build(dims, name="position")(x_BTD, visibility.q_pos_BT)
+        x_BTD = tap(self, "position/out", x_BTD)
         # Layers fold their index into the key; the embedding's site comes after the last of them.
         x_BTD = place(dropout(x_BTD, cfg.dropout, fold(dropout_key, cfg.n_layers)), "BTD")
         x_BTD, caches, aux = self._blocks(
             x_BTD, visibility, caches, dropout_key, rope_length, remat, scan
         )
         x_BTD = cfg.final_norm.build(name="final_norm")(x_BTD[:, -1:] if last_only else x_BTD)
+        x_BTD = tap(self, "final_norm/out", x_BTD)
         return Output(x_BTD if headless else read_out(cfg, embed, x_BTD), caches, aux, {})
 
     def _blocks(
@@ -245,7 +246,8 @@ def forward(
       params: As `init_params` returns them.
       tokens_BT: Token ids in [0, vocab_size), or None with `embeddings_BTD`.
       capture: Patterns of sites to return in `captured`: "block_*/attention/probs".
-      patch: Values to put in the place of sites, by path.
+      patch: By pattern of sites, values to put in their place or functions of what is there;
+        see `jaxgpt.taps.Taps`.
       **call: Arguments of the module:
         embeddings_BTD: In place of the embedded tokens.
         pos_BT: Position of each token, -1 for padding; None: 0..T-1. Required with caches that
@@ -268,7 +270,7 @@ def forward(
       ValueError: A site that is not there, sites together with remat or scan, or arguments that
         exclude each other.
 
-    Cost: capture and patch change no other value, and without them no site costs anything.
+    Cost: capture changes no value, and without capture and patch no site costs anything.
     """
     params = used(params, **call)
     if not capture and not patch:
@@ -277,10 +279,7 @@ def forward(
         raise ValueError("capture and patch run unrolled: drop remat and scan")
     with tapping(capture, patch) as taps:
         output = cast(Output, GPT(cfg).apply({"params": params}, tokens_BT, **call))
-    unknown = set(taps.patch) - taps.patched
-    unknown |= {p for p in taps.capture if not fnmatch.filter(taps.captured, p)}
-    if unknown:
-        raise ValueError(f"no such site: {sorted(unknown)}")
+    taps.check()
     return output._replace(captured=taps.captured)
 
 

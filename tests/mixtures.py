@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import reference
 
-from jaxgpt.boxes.base import tapping
 from jaxgpt.boxes.ffn import MLP, GatedMLP
 from jaxgpt.boxes.moe import MoE
+from jaxgpt.taps import tapping
 from jaxgpt.testing import quick_jit, tiny
 
 B, T, D = 2, 7, 16

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 
+import counting
 import jax
 import pytest
 
@@ -11,9 +12,20 @@ from jaxgpt.boxes.ffn import MLP, GatedMLP
 from jaxgpt.boxes.head import Untied
 from jaxgpt.boxes.mla import MLA
 from jaxgpt.boxes.moe import MoE
+from jaxgpt.boxes.norm import RMSNorm
+from jaxgpt.boxes.rope import RoPE
+from jaxgpt.cli.help import summary
 from jaxgpt.errors import ConfigError
-from jaxgpt.flops import count_active_params, count_params, train_flops_per_token, unpadded
+from jaxgpt.flops import (
+    count_active_params,
+    count_layers,
+    count_params,
+    param_rules,
+    train_flops_per_token,
+    unpadded,
+)
 from jaxgpt.model import LayerEdit, ModelConfig, forward, param_shapes
+from jaxgpt.presets import MODELS
 
 SMALL = ModelConfig(vocab_size=65, d_model=8, n_layers=3, context_length=5, attention=GQA(2))
 
@@ -55,6 +67,48 @@ def test_mixed_stacks_are_counted_like_whole_models():
     cfg = dataclasses.replace(SMALL, n_layers=6, edits=edits)
     sizes = [leaf.size for leaf in jax.tree.leaves(param_shapes(unpadded(cfg)))]
     assert total(cfg) == sum(sizes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_closed_forms_give_the_number_of_every_preset(name):
+    """As `test_presets.py` has it from the modules and from the public checkpoints."""
+    cfg = MODELS[name]()
+    assert f" {counting.n_params(unpadded(cfg)):,} parameters" in summary(MODELS[name])
+
+
+def test_kinds_of_layers():
+    edits = (
+        LayerEdit(every=2, start=1, set={"attention.window": 3}),
+        LayerEdit(start=5, ffn=MoE(4, 1, GatedMLP(12))),
+    )
+    cfg = dataclasses.replace(SMALL, n_layers=6, edits=edits)
+    kinds = count_layers(cfg)
+    assert [(kind.n_layers, kind.layer) for kind in kinds] == [
+        (3, cfg.layers[0]),
+        (2, cfg.layers[1]),
+        (1, cfg.layers[5]),
+    ]
+    counts = count_params(cfg)
+    around = sum(counts[box] for box in ("embed", "position", "final_norm"))
+    assert around + sum(kind.n_layers * kind.n_params for kind in kinds) == total(cfg)
+    assert around + sum(kind.n_layers * kind.n_active for kind in kinds) == count_active_params(cfg)
+    assert [kind.n_params - kind.n_active for kind in kinds] == [0, 0, 3 * 3 * 8 * 12]
+
+
+def test_rules_for_parameters():
+    """Exact where they are made for; else they tell what a model has besides."""
+    plain = dict(norm=RMSNorm(), final_norm=RMSNorm(), position=RoPE(), ffn=MLP(use_bias=False))
+    cfg = dataclasses.replace(SMALL, attention=GQA(2, use_bias=False), **plain)
+    matrices, layers, table, whole = param_rules(cfg)
+    assert matrices.value == 3 * 12 * 64 and matrices.exact == 3 * (12 * 64 + 2 * 8)
+    assert [rule.percent for rule in (layers, table, whole)] == [0, 0, 0]
+    assert whole.exact == total(cfg)
+    # Biases, a second vector in each norm, positions.
+    matrices, layers, table, whole = param_rules(SMALL)
+    assert layers.exact - layers.value == 3 * 11 * 8 and table.percent == 0
+    assert whole.exact - whole.value == 3 * 11 * 8 + 8 + 5 * 8 and whole.percent < 0
+    untied = param_rules(dataclasses.replace(SMALL, head=Untied()))[2]
+    assert (untied.value, untied.exact, untied.percent) == (520, 1040, -50)
 
 
 def test_the_base_boxes_may_be_edited_away():

@@ -170,7 +170,7 @@ def test_dropout_falls_on_the_probabilities_behind_the_tap():
         seen[name] = x
         return x
 
-    call = functools.partial(attend, q, k, v, Visibility.full(2, 6), scale=1.0)
+    call = functools.partial(kernel.attend, q, k, v, Visibility.full(2, 6), scale=1.0)
     y = call(dropout_rate=0.5, dropout_key=jax.random.key(0), tap=tap)
     np.testing.assert_allclose(seen["probs"].sum(-1), 1, atol=1e-5)
     assert not np.allclose(y, call())

@@ -157,6 +157,20 @@ def test_initialisers_by_inputs_need_no_factor(init, residual):
     assert (one == other).all()
 
 
+@pytest.mark.parametrize("init", [Normal(), Normal(std=None), TorchDefault()], ids=str)
+def test_untied_heads_and_biases_start_like_at_the_base(init):
+    """Also where an initialiser follows the inputs, as PyTorch's does (`MuReadout` of mup)."""
+
+    def sizes(*args):
+        cfg = model(*args, n_layers=1, init=init, head=Untied(True), ffn=MLP(use_bias=True))
+        params = jax.jit(functools.partial(init_params, cfg), compiler_options=FAST)
+        found = by_path(params(jax.random.key(0)))
+        names = ("head/out/kernel", "block_0/ffn/up/bias", "block_0/ffn/down/bias")
+        return [float(found[name].std()) for name in names]
+
+    assert sizes(256) == pytest.approx(sizes(64), rel=0.1)
+
+
 @pytest.mark.parametrize("head", [{}, {"head": Untied(use_bias=True)}], ids=["tied", "untied"])
 def test_logits_are_divided_and_their_bias_is_not(head):
     """Heads say their width, so that logits are all that the flag changes here."""

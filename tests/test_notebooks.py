@@ -73,3 +73,28 @@ def test_decoder_only_wikitext2(tmp_path, monkeypatch, capsys):
     assert "4,500 characters" in printed and "step   0  loss" in printed
     assert len(printed.rpartition(" nats per character\n")[2].removesuffix("\n")) == 1 + 5
     assert list(tmp_path.iterdir()) == [text]
+
+
+@pytest.mark.slow
+def test_inside(shared, monkeypatch, capsys):
+    path = ROOT / "notebooks" / "inside.ipynb"
+    monkeypatch.setenv("MODEL", str(shared / "data" / "stories260k"))
+    matplotlib.use("Agg")
+    names = {"__name__": "__main__"}
+    for number, code in enumerate(cells(path, "code")):
+        exec(compile(code, f"{path.name}, code cell {number}", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "260,032 parameters, 5 layers, 8 heads" in printed
+    stored = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    outputs = [output for cell in stored for output in cell.get("outputs", ())]
+    assert sum("image/png" in output.get("data", ()) for output in outputs) == 6
+    said = "".join("".join(output.get("text", ())) for output in outputs)
+    lines = [line for line in said.splitlines() if "." not in line]  # but for rounded numbers
+    assert len(lines) > 20 and set(lines) <= set(printed.splitlines())
+    assert " Lily. Tim loved to play with his toys." in said and " Lily. Tim" in printed
+    answers, found = names["ends"], names["found"]
+    assert answers[1] > 6 and answers[0] < -4 and abs(found.total - answers[1]).max() < 1e-3
+    assert (
+        names["returned_LT"][2, [12, 14]].min() > 0.4
+        and np.abs(names["returned_LT"][:, :10]).max() < 1e-3
+    )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgpt.boxes.base import AttentionBox, Dims, NormBox, check_positive, tap, tap_of
+from jaxgpt.boxes.base import AttentionBox, Dims, NormBox, check_positive
 from jaxgpt.boxes.dense import Dense
 from jaxgpt.boxes.weights import joined
 from jaxgpt.cache import KVCache
@@ -17,6 +17,7 @@ from jaxgpt.errors import ConfigError
 from jaxgpt.kernels import attend
 from jaxgpt.masks import Visibility
 from jaxgpt.shapes import Key, Params
+from jaxgpt.taps import tap, tap_of, tapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +119,9 @@ class _GQA(nn.Module):
         pos_BT = visibility.q_pos_BT
         q_BTNH, k_BSKH, v_BSKH = self._heads(x_BTD)
         if box.qk_norm is not None:
-            q_BTNH = _normed(q_BTNH, box.qk_norm, box.qk_norm_of, "q_norm")
-            k_BSKH = _normed(k_BSKH, box.qk_norm, box.qk_norm_of, "k_norm")
+            how = box.qk_norm, box.qk_norm_of
+            q_BTNH = tap(self, "q_norm/out", _normed(q_BTNH, *how, "q_norm"))
+            k_BSKH = tap(self, "k_norm/out", _normed(k_BSKH, *how, "k_norm"))
         q_BTNH = tap(self, "queries", position.rotate(q_BTNH, pos_BT))
         k_BSKH = tap(self, "keys", position.rotate(k_BSKH, pos_BT))
         v_BSKH = tap(self, "values", v_BSKH)
@@ -179,4 +181,5 @@ def _normed(y_BTNH: Array, norm: NormBox, of: str, name: str) -> Array:
         variable_axes={"params": 0},
         split_rngs={"params": True},
     )
-    return each(norm.build(name=name), y_BTNH)
+    with tapping():
+        return each(norm.build(name=name), y_BTNH)

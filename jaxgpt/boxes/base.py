@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a box is: the contracts between the boxes and the skeleton, and the taps inside them.
+"""What a box is: the contracts between the boxes and the skeleton.
 
 A box is a frozen dataclass of its own knobs; `build` makes a Flax linen module from it. Subclass a
 kind below in any file: nothing is registered. `jaxgpt.testing` checks the contracts of all boxes.
+What people may want to see or change inside a box is a site, `jaxgpt.taps.tap`.
 
 | kind        | its module's call                                                            |
 | ----------- | ---------------------------------------------------------------------------- |
@@ -22,16 +23,12 @@ cannot do something raises; it never ignores an argument. `aux` is a small dict:
 ends in `_loss` is added to the training loss, the others are metrics.
 """
 
-import contextvars
 import dataclasses
-import fnmatch
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
-import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -68,6 +65,10 @@ class Dims:
     init: "InitBox"
     position: "PositionBox"
     width_ratio: float = 1.0
+
+    def fan_at_base(self, fan_in: int) -> int:
+        """Inputs of a kernel at the width where muP begins; `fan_in` without muP."""
+        return max(1, round(fan_in / self.width_ratio))
 
 
 class Box:
@@ -241,60 +242,3 @@ def check_choices(box: Any) -> None:
             check_choices(value)
         elif typing.get_origin(hint) is typing.Literal and value not in words:
             raise ConfigError(f"{name}={value!r} is not known", fix=f"one of {list(words)}")
-
-
-# --- taps -----------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Taps:
-    """What is asked of the named sites: patterns to capture, and values to put in their place."""
-
-    capture: Sequence[str]
-    patch: Mapping[str, Any]
-    captured: dict[str, Array]
-    patched: set[str]
-
-
-_active: contextvars.ContextVar[Taps | None] = contextvars.ContextVar("taps", default=None)
-
-
-def tap(module: nn.Module, name: str, x: Array) -> Array:
-    """The identity, unless a capture or a patch asks for the site `<module path>/<name>`.
-
-    Every box calls it at its named sites. Nothing is computed or kept where nothing is asked.
-    """
-    taps = _active.get()
-    if taps is None:
-        return x
-    site = "/".join((*module.path, name))
-    if site in taps.patch:
-        x = jnp.broadcast_to(jnp.asarray(taps.patch[site], x.dtype), x.shape)
-        taps.patched.add(site)
-    if any(fnmatch.fnmatchcase(site, pattern) for pattern in taps.capture):
-        taps.captured[site] = x
-    return x
-
-
-def tap_of(module: nn.Module, *names: str) -> Callable[[str, Array], Array] | None:
-    """`tap` as a function of a site's name and value; None where no site of `names` is asked for.
-
-    For attention kernels: some of them never hold the values of these sites.
-    """
-    taps = _active.get()
-    sites = ["/".join((*module.path, name)) for name in names]
-    asked = () if taps is None else (*taps.patch, *taps.capture)
-    if any(fnmatch.fnmatchcase(site, pattern) for site in sites for pattern in asked):
-        return lambda name, x: tap(module, name, x)
-    return None
-
-
-@contextmanager
-def tapping(capture: Sequence[str] = (), patch: Mapping[str, Any] | None = None) -> Iterator[Taps]:
-    """Serve the taps of one call of a model; enter it inside the function that is traced."""
-    taps = Taps(tuple(capture), dict(patch or {}), {}, set())
-    token = _active.set(taps)
-    try:
-        yield taps
-    finally:
-        _active.reset(token)

@@ -8,10 +8,11 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
-from jaxgpt.boxes.base import BlockBox, Dims, tap
+from jaxgpt.boxes.base import BlockBox, Dims
 from jaxgpt.kernels import dropout
 from jaxgpt.masks import Visibility
 from jaxgpt.shapes import Key
+from jaxgpt.taps import tap
 
 BlockOut = tuple[Float[Array, "B T D"], Any, dict[str, Array]]
 
@@ -111,7 +112,7 @@ class _Block(nn.Module):
 
     def norm(self, name: str, x_BTD: Array) -> Array:
         """One of the block's norms."""
-        return self.layer.norm.build(name=name)(x_BTD)
+        return tap(self, f"{name}/out", self.layer.norm.build(name=name)(x_BTD))
 
 
 class _PreNorm(_Block):

@@ -28,6 +28,7 @@ class Dense(nn.Module):
       use_bias: Whether b is there.
       residual: Whether y is added to the residual stream, which some initialisers scale down.
       padding: Zero columns behind the features (vocabulary padding); they stay zero.
+      gain: On the kernel's first values.
     """
 
     features: int
@@ -35,12 +36,14 @@ class Dense(nn.Module):
     use_bias: bool = True
     residual: bool = False
     padding: int = 0
+    gain: float = 1.0
 
     @nn.compact
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         """Multiply the last axis by the kernel."""
         fan_in, init = x.shape[-1], self.dims.init
-        kernel_init = padded(init.kernel(self.dims, residual=self.residual), (0, self.padding))
+        kernel_init = init.kernel(self.dims, residual=self.residual)
+        kernel_init = padded(times(self.gain, kernel_init), (0, self.padding))
         shape = (fan_in, self.features + self.padding)
         kernel_IO = parameter(self, "kernel", kernel_init, shape)
         if isinstance(kernel_IO, Weight):
@@ -48,10 +51,17 @@ class Dense(nn.Module):
         else:
             y = flat(x) @ kernel_IO.astype(x.dtype)
         if self.use_bias:
-            bias_init = padded(init.bias(fan_in), (self.padding,))
+            bias_init = padded(init.bias(self.dims.fan_at_base(fan_in)), (self.padding,))
             bias_O = self.param("bias", bias_init, shape[1:], jnp.float32)
             y = y + bias_O.astype(x.dtype)[None]
         return y.reshape(*x.shape[:-1], -1)
+
+
+def times(gain: float, init: Initializer) -> Initializer:
+    """`init` with all values multiplied."""
+    if gain == 1.0:
+        return init
+    return cast(Initializer, lambda *args, **more: gain * init(*args, **more))
 
 
 def padded(init: Initializer, padding: tuple[int, ...]) -> Initializer:

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxgpt.boxes.base import Dims, EmbedBox, check_positive, tap
+from jaxgpt.boxes.base import Dims, EmbedBox, check_positive
 from jaxgpt.boxes.dense import Dense, padded
 from jaxgpt.boxes.weights import Weight, parameter
 from jaxgpt.errors import ConfigError
 from jaxgpt.placing import flat
+from jaxgpt.taps import tap
 
 
 @dataclasses.dataclass(frozen=True)

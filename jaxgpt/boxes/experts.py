@@ -76,7 +76,7 @@ class ExpertDense(nn.Module):
         shape = (self.n_experts, fan_in, self.features)
         y = multiply(x, self.param("kernel", kernel_init, shape, jnp.float32))
         if self.use_bias:
-            bias_init = _for_each(init.bias(fan_in))
+            bias_init = _for_each(init.bias(self.dims.fan_at_base(fan_in)))
             bias_EO = self.param("bias", bias_init, shape[::2], jnp.float32)
             # A product with ones: its gradient is a sum over rows of each expert, not a scatter.
             y = y + multiply(jnp.ones_like(x[..., :1]), bias_EO[:, None])

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgpt.boxes.base import Dims, FFNBox, check_positive, tap
+from jaxgpt.boxes.base import Dims, FFNBox, check_positive
 from jaxgpt.boxes.dense import Dense
 from jaxgpt.boxes.weights import joined
 from jaxgpt.shapes import Key, Params
+from jaxgpt.taps import tap
 
 Activation = Literal["gelu_tanh", "gelu", "gelu_sigmoid", "relu", "relu_squared", "silu"]
 

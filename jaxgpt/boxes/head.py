@@ -7,8 +7,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgpt.boxes.base import Dims, HeadBox, check_positive, tap
+from jaxgpt.boxes.base import Dims, HeadBox, check_positive
 from jaxgpt.boxes.dense import Dense
+from jaxgpt.taps import tap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,10 @@ class _Untied(nn.Module):
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         dims = self.dims
         padding = dims.padded_vocab_size - dims.vocab_size
-        fixed = dataclasses.replace(dims, width_ratio=1.0)  # muP: like a table's, not a kernel's
-        out = Dense(dims.vocab_size, fixed, self.box.use_bias, padding=padding, name="out")
+        gain = dims.width_ratio**0.5  # muP: it starts as large as at the base, like a table
+        out = Dense(
+            dims.vocab_size, dims, self.box.use_bias, padding=padding, gain=gain, name="out"
+        )
         return tap(self, "logits", _finished(out(x_BTD), dims, self.box.softcap))
 
 

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgpt.boxes.base import AttentionBox, Dims, NormBox, check_positive, tap, tap_of
+from jaxgpt.boxes.base import AttentionBox, Dims, NormBox, check_positive
 from jaxgpt.boxes.dense import Dense
 from jaxgpt.boxes.norm import RMSNorm
 from jaxgpt.cache import LatentCache
 from jaxgpt.kernels import attend
 from jaxgpt.masks import Visibility
 from jaxgpt.shapes import Key
+from jaxgpt.taps import tap, tap_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +62,11 @@ class MLA(AttentionBox):
     def absorbs(self, n_queries: int, n_slots: int) -> bool:
         """Whether the absorbed form takes fewer FLOPs than to expand the slots of a cache.
 
-        At DeepSeek's sizes and long contexts: for at most 170 queries at once.
+        At DeepSeek's sizes and long contexts: for at most 157 queries at once.
         """
         expand = self.kv_rank * (self.nope_dim + self.v_dim)  # of a token, for one head
         naive = n_slots * (expand + n_queries * (self.nope_dim + self.rope_dim + self.v_dim))
-        absorbed = n_queries * (expand + n_slots * (2 * self.kv_rank + self.rope_dim))
+        absorbed = n_queries * (expand + n_slots * 2 * (self.kv_rank + self.rope_dim))
         return absorbed < naive
 
     def build(self, dims: Dims, name: str | None = None) -> nn.Module:
@@ -94,7 +95,7 @@ class _MLA(nn.Module):
         q, q_name = x_BTD, "q"
         if box.q_rank is not None:
             q, q_name = Dense(box.q_rank, dims, box.use_bias, name="q_down")(x_BTD), "q_up"
-            q = box.norm.build(name="q_norm")(q)
+            q = tap(self, "q_norm/out", box.norm.build(name="q_norm")(q))
         q = Dense(box.n_heads * head_dim, dims, False, name=q_name)(q)
         q_BTNH = q.reshape(B, T, box.n_heads, head_dim)
         nope, rope = jnp.split(q_BTNH, [box.nope_dim], -1)
@@ -106,10 +107,11 @@ class _MLA(nn.Module):
         key_BSP = tap(self, "keys", position.rotate(key[:, :, None], pos_BT))[:, :, 0]
         up_RNQ = _Up(box, dims, name="kv_up")().astype(x_BTD.dtype)
         form = _naive
+        slot_BSZ = jnp.concatenate([latent_BSR, key_BSP], -1)
         if cache is not None:
             cache = cache.extend(latent_BSR, key_BSP, pos_BT)
         if cache is not None and not visibility.fresh:
-            latent_BSR, key_BSP = (a.astype(x_BTD.dtype) for a in (cache.latent_BSR, cache.key_BSP))
+            slot_BSZ = cache.slot_BSZ.astype(x_BTD.dtype)
             visibility = visibility.onto(cache.pos_BS)
             form = _absorbed if box.absorbs(T, cache.pos_BS.shape[1]) else _naive
         mix = functools.partial(
@@ -121,7 +123,7 @@ class _MLA(nn.Module):
             dropout_key=dropout_key,
             tap=tap_of(self, "scores", "probs"),
         )
-        y_BTNW = tap(self, "heads", form(mix, q_BTNH, latent_BSR, key_BSP, up_RNQ))
+        y_BTNW = tap(self, "heads", form(mix, q_BTNH, slot_BSZ, up_RNQ))
         y_BTD = Dense(D, dims, box.use_bias, residual=True, name="out")(y_BTNW.reshape(B, T, -1))
         return tap(self, "out", y_BTD), cache
 
@@ -142,12 +144,12 @@ class _Up(nn.Module):
 def _naive(
     mix: Callable[..., Array],
     q_BTNH: Float[Array, "B T N H"],
-    latent_BSR: Float[Array, "B S R"],
-    key_BSP: Float[Array, "B S P"],
+    slot_BSZ: Float[Array, "B S Z"],
     up_RNQ: Float[Array, "R N Q"],
 ) -> Float[Array, "B T N W"]:
     """Attention over N heads of keys and values, expanded from the latents."""
-    (B, S, R), (_, N, Q) = latent_BSR.shape, up_RNQ.shape
+    (B, S, _), (R, N, Q) = slot_BSZ.shape, up_RNQ.shape
+    latent_BSR, key_BSP = jnp.split(slot_BSZ, [R], -1)
     nope_dim = q_BTNH.shape[-1] - key_BSP.shape[-1]
     up_BSNQ = (latent_BSR.reshape(B * S, R) @ up_RNQ.reshape(R, N * Q)).reshape(B, S, N, Q)
     key_BSNP = jnp.broadcast_to(key_BSP[:, :, None], (B, S, N, key_BSP.shape[-1]))
@@ -158,17 +160,16 @@ def _naive(
 def _absorbed(
     mix: Callable[..., Array],
     q_BTNH: Float[Array, "B T N H"],
-    latent_BSR: Float[Array, "B S R"],
-    key_BSP: Float[Array, "B S P"],
+    slot_BSZ: Float[Array, "B S Z"],
     up_RNQ: Float[Array, "R N Q"],
 ) -> Float[Array, "B T N W"]:
     """The same without expanding a token: one key head [latent, rotary key], its value the latent.
 
-    `q . (W_k latent)` is `(W_k^T q) . latent`, and W_v is applied to the mean of the latents.
+    `q . (W_k latent)` is `(W_k^T q) . latent`, and W_v is applied to the mean of the latents. Slots
+    are their own values, rotary keys included, whose mean is dropped: a cache is read as it is.
     """
-    nope_dim = q_BTNH.shape[-1] - key_BSP.shape[-1]
+    rank, nope_dim = len(up_RNQ), q_BTNH.shape[-1] + len(up_RNQ) - slot_BSZ.shape[-1]
     q_BTNR = jnp.einsum("btnh,rnh->btnr", q_BTNH[..., :nope_dim], up_RNQ[..., :nope_dim])
-    q_BTNH = jnp.concatenate([q_BTNR, q_BTNH[..., nope_dim:]], -1)
-    k_BS1H = jnp.concatenate([latent_BSR, key_BSP], -1)[:, :, None]
-    y_BTNR = mix(q_BTNH, k_BS1H, latent_BSR[:, :, None])
-    return jnp.einsum("btnr,rnw->btnw", y_BTNR, up_RNQ[..., nope_dim:])
+    q_BTNZ = jnp.concatenate([q_BTNR, q_BTNH[..., nope_dim:]], -1)
+    y_BTNZ = mix(q_BTNZ, slot_BSZ[:, :, None], slot_BSZ[:, :, None])
+    return jnp.einsum("btnr,rnw->btnw", y_BTNZ[..., :rank], up_RNQ[..., nope_dim:])

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxgpt.boxes.base import Dims, FFNBox, check_positive, tap
+from jaxgpt.boxes.base import Dims, FFNBox, check_positive
 from jaxgpt.boxes.dense import Dense
 from jaxgpt.boxes.expertmesh import spread_experts
 from jaxgpt.boxes.experts import Experts, Slots, Sorted
@@ -24,6 +24,7 @@ from jaxgpt.boxes.ffn import MLP, GatedMLP
 from jaxgpt.errors import ConfigError
 from jaxgpt.placing import active
 from jaxgpt.shapes import Key, Params, wide
+from jaxgpt.taps import tap
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from jaxgpt.boxes.base import NormBox, check_positive
 from jaxgpt.shapes import wide
+from jaxgpt.taps import tap_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class _LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         x32 = wide(x)
-        y = _normalised(x32 - x32.mean(-1, keepdims=True), self.box.eps)
+        y = _scaled(self, x32 - x32.mean(-1, keepdims=True), self.box.eps)
         y = y * _vector(self, "scale", nn.initializers.ones, x)
         if self.box.use_bias:
             y = y + _vector(self, "bias", nn.initializers.zeros, x)
@@ -71,7 +72,7 @@ class _RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        y = _normalised(wide(x), self.box.eps)
+        y = _scaled(self, wide(x), self.box.eps)
         if self.box.one_plus:
             return (y * (1.0 + _vector(self, "scale", nn.initializers.zeros, x))).astype(x.dtype)
         return y.astype(x.dtype) * _vector(self, "scale", nn.initializers.ones, x).astype(x.dtype)
@@ -90,6 +91,12 @@ class _NoNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         return x
+
+
+def _scaled(module: nn.Module, x: Float[Array, "... D"], eps: float) -> Float[Array, "... D"]:
+    """`_normalised`, with a site for what x is multiplied by: patched, a norm is linear."""
+    site = tap_of(module, "rate")
+    return _normalised(x, eps) if site is None else x * site("rate", _rate(x, eps))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -12,6 +12,7 @@ from jaxgpt.kernels.reference import ScoreBias
 from jaxgpt.kernels.spread import spread
 from jaxgpt.masks import Visibility
 from jaxgpt.shapes import Key
+from jaxgpt.taps import SiteTap
 
 KERNELS: Mapping[str, Callable[..., Array]] = {
     "reference": reference.attend,
@@ -33,7 +34,7 @@ def attend(
     sinks_N: Float[Array, " N"] | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Key | None = None,
-    tap: Callable[[str, Array], Array] | None = None,
+    tap: SiteTap | None = None,
 ) -> Float[Array, "B T N P"]:
     """Attention by the kernel that `choose` names: `reference.attend` says what is computed.
 
@@ -50,7 +51,7 @@ def attend(
       dropout_key: None for no dropout.
       tap: Called at `scores` and `probs`, or None where nobody asks for them. Another kernel than
         the reference never holds either: the reference then computes them beside it, and gives the
-        result too if the tap returns other values than it got.
+        result too if they are patched.
 
     Raises:
       ConfigError: The kernel that was asked for cannot serve this call.
@@ -74,17 +75,9 @@ def attend(
     )
     arrays = q_BTNH, k_BSKH, v_BSKP, visibility
     if tap is not None:
-        patched = []
-
-        def watch(name: str, x: Array) -> Array:
-            y = tap(name, x)
-            if y is not x:
-                patched.append(name)
-            return y
-
-        y_BTNP = reference.attend(*arrays, **options, tap=watch)
-        if patched:
-            choice = Choice("reference", f"patched {' and '.join(patched)}")
+        y_BTNP = reference.attend(*arrays, **options, tap=tap)
+        if tap.patched:
+            choice = Choice("reference", f"patched {' and '.join(tap.patched)}")
         if choice.kernel == "reference":
             note(choice)
             return y_BTNP

@@ -29,6 +29,7 @@ from jaxgpt.testing.contracts import (
 )
 from jaxgpt.testing.gradients import check_training, jit_loss, zero_gradients
 from jaxgpt.testing.layers import check_groups, check_position, check_tokenwise, check_window
+from jaxgpt.testing.sites import check_sites, jit_put_back
 from jaxgpt.testing.tools import jit_forward, jit_init, quick_jit, tiny, worn
 
 __all__ = [
@@ -88,8 +89,10 @@ def check_model(cfg: ModelConfig, *, zero: Mapping[str, str] | None = None) -> N
         check_position,
         check_cache,
         check_precision,
+        check_sites,
     ):
         check(cfg, params)
     check_training(cfg, params, zero)
-    for jitted in (jit_init, jit_forward, jit_loss):  # many models would hold gigabytes
+    # Many models would hold gigabytes.
+    for jitted in (jit_init, jit_forward, jit_loss, jit_put_back):
         cast(Any, jitted).clear_cache()

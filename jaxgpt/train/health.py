@@ -18,12 +18,12 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxgpt.boxes.base import tapping
 from jaxgpt.errors import DivergedError
 from jaxgpt.flops import train_flops_per_token
 from jaxgpt.masks import Visibility
 from jaxgpt.model import ModelConfig, forward
 from jaxgpt.shapes import Params
+from jaxgpt.taps import tapping
 from jaxgpt.train.config import LoraConfig
 from jaxgpt.train.lora import merged
 

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site promises: what is captured there is what the model goes on with."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxgpt.model import ModelConfig, Output, forward
+from jaxgpt.shapes import Params
+from jaxgpt.study.inside import site_shapes
+from jaxgpt.testing.tools import LENGTH, logits, quick_jit, tokens
+
+
+def check_sites(cfg: ModelConfig, params: Params) -> None:
+    """Looking changes nothing, and neither does a captured value put back, bit for bit."""
+    tokens_BT, pos_BT = tokens(padded=True)
+    want = logits(cfg, params, tokens_BT, pos_BT=pos_BT)
+    values: dict[str, Any] = {
+        site: np.zeros(x.shape, x.dtype) for site, x in known_sites(cfg).items()
+    }
+    for place in range(-1, len(values)):
+        out = jit_put_back(cfg, params, tokens_BT, pos_BT, values, place)
+        got = np.asarray(out.logits_BTV)[..., : cfg.vocab_size]
+        what = f"{sorted(values)[place]}, put back," if place >= 0 else "capturing all sites"
+        assert np.array_equal(got, want, equal_nan=True), f"{what} changes the logits"
+        values = out.captured if place < 0 else values
+
+
+@functools.lru_cache(maxsize=1)
+def known_sites(cfg: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """The sites of a model for two rows of tokens, traced once for all checks."""
+    return site_shapes(cfg, 2, LENGTH)
+
+
+@functools.partial(quick_jit, static_argnames="cfg")
+def jit_put_back(
+    cfg: ModelConfig,
+    params: Params,
+    tokens_BT: Array,
+    pos_BT: Array,
+    values: dict[str, Array],
+    place: Array | int,
+) -> Output:
+    """The model with one of its sites replaced, by the place of its name among all, sorted.
+
+    One program for all sites: there are dozens in a model. A place of -1 replaces none.
+    """
+
+    def patch(i: int, value: Array, x: Array) -> Array:
+        return jnp.where(place == i, value, x)
+
+    put = {site: functools.partial(patch, i, values[site]) for i, site in enumerate(sorted(values))}
+    return forward(cfg, params, tokens_BT, pos_BT=pos_BT, capture=("*",), patch=put)
