@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.command import Parser, emit, interrupt_ends, run_command, start_jax
-from jaxgpt.cli.named import named_run
+from jaxgpt.cli.named import known_vocabulary, named_run
 from jaxgpt.config import RunConfig, resolve
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import ModelConfig
@@ -55,8 +55,6 @@ NAMES = (
     *("preset", "model", "batch-size", "prompt-tokens", "new-tokens", "dtype", "weights"),
     *("seconds", "json", "device", "help"),
 )
-VOCABULARIES = {"gpt2": 50_257, "byte": 257}
-CHARACTERS = 128
 
 
 def bench_main(argv: Sequence[str]) -> int:
@@ -162,11 +160,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> tuple[RunConfig, str]:
     if options.dtype is None:
         options.dtype = run.train.dtype
     run = dataclasses.replace(run, train=dataclasses.replace(run.train, dtype=options.dtype))
-    if run.model.vocab_size is None:  # the tokenizer's, and there is no text
-        kind = run.data.tokenizer
-        known = run.data.vocab_size if kind == "bpe" else VOCABULARIES.get(kind, CHARACTERS)
-        run = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=known))
-    return run, name
+    return known_vocabulary(run), name
 
 
 def _params(options: argparse.Namespace, cfg: ModelConfig) -> Any:

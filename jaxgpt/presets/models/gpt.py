@@ -34,7 +34,8 @@ def gpt() -> ModelConfig:
 def gpt2() -> ModelConfig:
     """GPT-2 small: 124,439,808 parameters, as openai-community/gpt2; dropout is left at 0.
 
-    Source: Radford et al. 2019, table 2 (counted without biases and norms there), section 2.3.
+    Source: Radford et al. 2019, section 2.3; table 2, whose 117M is this shape with the 40,478
+      tokens of GPT.
     """
     return ModelConfig()
 
