@@ -121,6 +121,8 @@ def long_help(run: RunConfig, name: str, presets: Mapping[str, Any]) -> str:
     lines += [
         "",
         "Mixed stacks: --model.edits='[{every: 2, start: 1, set: {attention.window: 128}}]'",
+        "Many runs in one step (docs/lanes.md): --seeds=8, or --lanes.optim.lr=1e-3,2e-3,4e-3",
+        "Say when a run leaves the reference curve of its preset, and draw it there: --compare",
         "A trace of what the devices do in steps 10 to 15, into the run's folder: --profile=10:15",
     ]
     return "\n".join(lines) + "\n"

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 
 from jaxgpt.cli.command import Parser, emit, interrupt_ends, run_command, start_jax
 from jaxgpt.cli.stored import find_run, load_params
+from jaxgpt.study.lanes import read_notes
+from jaxgpt.train.runfolder import run_path
 
 HELP = """\
 usage: jaxgpt plot [RUN] [options]
 
 Draws loss.png and attention.png in the run's folder, and prints where they are. A run that is
-still training may be drawn too.
+still training may be drawn too. Of a folder of lanes (train.py --seeds 8) lanes.png is drawn, and
+final.png where one number differs between them.
 
   RUN                         a run below runs/, or a path with a slash; the newest by default
   --text TEXT                 what the model reads for attention.png; the first tokens of the
@@ -50,6 +53,11 @@ def _plot(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     if options.help:
         emit(HELP)
+        return
+    if options.run is not None and read_notes(run_path(options.run)) is not None:
+        from jaxgpt.study.curveplots import draw_lanes  # as below
+
+        emit(f"{draw_lanes(run_path(options.run))}\n")
         return
     folder, run = find_run(options.run)
     start_jax(options.device)

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxgpt.cli.command import note
+from jaxgpt.cli.reference import Comparing, check_recipe, draw_compared, find_reference
+from jaxgpt.cli.report import write_report
+from jaxgpt.cli.train import stored_run
 from jaxgpt.config import RunConfig
 from jaxgpt.configlib import short_name, to_data
 from jaxgpt.shapes import Params
@@ -34,7 +37,15 @@ def shown(folder: RunFolder, run: RunConfig) -> Iterator[dict[str, Any]]:
             unfailing("loss.png", lambda params: f"drew {draw_losses(folder)}"),
             unfailing("attention.png", _drawing(folder, run)),
         ]
+    if show.report:
+        endings.append(unfailing("report.html", _reporting(folder, run)))
     listeners: list[Any] = []
+    strict: list[Any] = []
+    if show.compare is not None:
+        reference = find_reference(show.compare)
+        check_recipe(reference, stored_run(folder) or run)
+        strict.append(Comparing(reference, folder, note))
+        endings.append(unfailing("reference.png", lambda _: draw_compared(folder, reference)))
     if show.tensorboard:
         listeners.append(TensorBoard(folder.path))
     if show.wandb is not None:
@@ -43,7 +54,7 @@ def shown(folder: RunFolder, run: RunConfig) -> Iterator[dict[str, Any]]:
         yield {
             "hooks": hooks,
             "endings": endings,
-            "listeners": [_while_it_works(each) for each in listeners],
+            "listeners": [*strict, *map(_while_it_works, listeners)],
         }
     finally:
         for each in listeners:
@@ -55,6 +66,10 @@ def shown(folder: RunFolder, run: RunConfig) -> Iterator[dict[str, Any]]:
 
 def _drawing(folder: RunFolder, run: RunConfig) -> Callable[[Params], str]:
     return lambda params: f"drew {draw_attention(folder, run.model, params, data=run.data)}"
+
+
+def _reporting(folder: RunFolder, run: RunConfig) -> Callable[[Params], str]:
+    return lambda params: f"wrote {write_report(folder, run, lambda _: params)}"
 
 
 def _while_it_works(listener: Any) -> Callable[[dict[str, Any]], None]:

@@ -13,6 +13,7 @@ from jaxgpt.config import RunConfig
 from jaxgpt.errors import CheckpointError, ConfigError
 from jaxgpt.model import ModelConfig, init_params
 from jaxgpt.shapes import Params
+from jaxgpt.study.lanes import read_notes
 from jaxgpt.train.config import LoraConfig
 from jaxgpt.train.runfolder import RunFolder, newest_run, run_path
 
@@ -28,6 +29,10 @@ def find_run(name: str | None) -> tuple[RunFolder, RunConfig]:
     """
     folder = RunFolder(newest_run() if name is None else run_path(name))
     run = stored_run(folder)
+    if run is None and (notes := read_notes(folder.path)) is not None:
+        lane = next(iter(notes.lanes), "LANE")
+        what = f"a folder of lanes, {', '.join(notes.lanes)}"
+        raise ConfigError(what, where=str(folder.path), fix=f"one of them: {folder.path / lane}")
     if run is None:
         runs = sorted(path.parent.name for path in Path("runs").glob("*/config.yaml"))
         fix = f"--run with one of {', '.join(runs)}" if runs else "python train.py"

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 DEFAULT, FINETUNE = "tiny", "finetune"
 NAMES = (
     *("preset", "config", "init-from", "run", "device", "distributed", "profile"),
+    *("seeds", "compare"),
     *("print_config", "help", "help-all"),
 )
 
@@ -62,6 +63,11 @@ def _train(argv: list[str]) -> None:
         show = long_help if options.help_all else short_help
         preset = options.preset or DEFAULT
         emit(show(preset_run(preset), preset, RUNS))
+        return
+    from jaxgpt.cli.lanes import asks_for_lanes, train_lanes  # which imports from here
+
+    if asks_for_lanes(options, rest):
+        train_lanes(options, rest)
         return
     profile = None if options.profile is None else profiled_steps(options.profile)
     name, run, origin = _resolve(options, rest)
@@ -105,7 +111,7 @@ def _fit(
 
 def without_loggers(run: RunConfig) -> RunConfig:
     """For a process that writes no records."""
-    show = dataclasses.replace(run.show, tensorboard=False, wandb=None)
+    show = dataclasses.replace(run.show, tensorboard=False, wandb=None, compare=None)
     return dataclasses.replace(run, show=show)
 
 
@@ -115,6 +121,8 @@ def _parser() -> Parser:
     parser.add_argument("--config", action="append", type=Path, default=[])
     parser.add_argument("--init-from", "--init_from")
     parser.add_argument("--run")
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--compare", nargs="?", const="")
     parser.add_argument("--device", choices=("cpu", "gpu", "tpu"))
     parser.add_argument("--distributed", choices=("auto", "on", "off"), nargs="?", const="on")
     parser.add_argument("--profile")
@@ -146,6 +154,8 @@ def _resolve(
         rest = [*rest, f"--init_from={init_from}"]
     elif (said := said_in(options.config, "init_from")) is not None:
         init_from = str(said)
+    if options.compare is not None:
+        rest = [*rest, f"--show.compare={options.compare or options.preset or DEFAULT}"]
     name = options.preset or ("run" if options.config else DEFAULT)
     name = name if init_from is None else FINETUNE
     name = name if options.run is None else options.run

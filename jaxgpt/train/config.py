@@ -11,6 +11,7 @@ from jaxgpt.errors import ConfigError
 from jaxgpt.kernels.choice import check_name
 from jaxgpt.train.optimizers import AdamW, OptimBox
 
+MAY_BE_0 = ("seed", "batch_seed", "z_coef")
 Schedule = Literal["cosine", "wsd", "constant", "inverse-sqrt"]
 
 
@@ -102,11 +103,12 @@ class TrainConfig:
     ema_decay: float | None = None  # of a moving average of the weights, kept beside them; None: no
     z_coef: float = 0.0  # of the z-loss, which holds the logits' log-sum-exp near zero
     seed: int = 0  # of parameters, batches and dropout
+    batch_seed: int | None = None  # of batches alone; None: seed
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if type(value) is int and value < (field.name not in ("seed", "z_coef")):
+            if type(value) is int and value < (field.name not in MAY_BE_0):
                 raise ConfigError(f"{field.name}={value} is too small")
         check_name(self.kernel)
         check_choices(self)
@@ -114,8 +116,9 @@ class TrainConfig:
             raise ConfigError(f"ema_decay={self.ema_decay} must be between 0 and 1")
         if not (self.z_coef >= 0 and math.isfinite(self.z_coef)):
             raise ConfigError(f"z_coef={self.z_coef} must be a number, zero or larger")
-        if self.seed >= 2**32:  # a key takes 32 bits
-            raise ConfigError(f"seed={self.seed} must be below 2**32")
+        for name in ("seed", "batch_seed"):  # a key takes 32 bits
+            if (getattr(self, name) or 0) >= 2**32:
+                raise ConfigError(f"{name}={getattr(self, name)} must be below 2**32")
         if self.batch_size % self.accumulate:
             divisors = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
             raise ConfigError(
@@ -124,6 +127,11 @@ class TrainConfig:
             )
         for rows in self.sizes.all():
             self.micro_batches(rows)
+
+    @property
+    def order(self) -> int:
+        """The seed of batches."""
+        return self.seed if self.batch_seed is None else self.batch_seed
 
     @property
     def sizes(self) -> Sizes:

@@ -7,6 +7,7 @@ Nothing here happens on import: the first call that asks for devices starts the 
 import importlib.util
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -114,6 +115,19 @@ def memory_bytes() -> int | None:
     """Memory of a device, in bytes; None where JAX does not know it, as on a CPU."""
     stats = jax.local_devices()[0].memory_stats()
     return None if stats is None else stats.get("bytes_limit")
+
+
+def peak_bytes() -> dict[str, float]:
+    """The most memory so far: `peak_host_bytes`, `peak_device_bytes` of the fullest local device.
+
+    What the system, or the devices, do not say is left out; on CPU the host's is all there is.
+    """
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2)
+    found = {"peak_host_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)}
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    if peaks := [s["peak_bytes_in_use"] for s in stats if "peak_bytes_in_use" in s]:
+        found["peak_device_bytes"] = float(max(peaks))
+    return found
 
 
 def only_cpu(device: str | None) -> bool:

@@ -104,7 +104,7 @@ def fit(
             warn=lambda line: out.say(f"warning: {line}"),
         ) as checkpoints:
             state, start = trainer.begin(checkpoints, weights)
-            owed = tokens.scored and processes.lead("owed", lambda: _owed(folder, start, train))
+            owed = tokens.scored and processes.lead("owed", lambda: is_owed(folder, start, train))
             if start >= train.steps and not owed:
                 out.say(
                     f"{folder.path.name} is finished at step {start}; nothing is done. "
@@ -163,7 +163,7 @@ def _start(
     out.start(start, MetricsWriter(folder.metrics_path, resume_step=resumed))
 
 
-def _owed(folder: RunFolder, step: int, train: TrainConfig) -> bool:
+def is_owed(folder: RunFolder, step: int, train: TrainConfig) -> bool:
     """Whether the evaluation that belongs to a saved step is not on record: a signal ended it."""
     if not step or (step < train.steps and step % train.eval_every):
         return False

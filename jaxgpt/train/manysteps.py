@@ -113,6 +113,15 @@ class Steps:
         stacked = jax.tree.map(lambda *own: self._put(own, n_rows), *batches)
         return function(state, stacked, np.int32(len(batches)))
 
+    def lower(self, state: Any, batch: Batch) -> jax.stages.Lowered:
+        """One step, traced for XLA from shapes alone; with `dispatch` 1.
+
+        Args:
+          state: Shapes with shardings.
+          batch: Shapes.
+        """
+        return self._compiled[batch.tokens_BT.shape[0]].lower(state, batch)
+
     def _put(self, own: Sequence[np.ndarray], n_rows: int) -> Array:
         """One array of all steps of the dispatch, of which those that are not given are zero."""
         first = processes.own_rows(self.rows, n_rows).start

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import ModelConfig, param_shapes
@@ -133,7 +133,9 @@ def narrow_paths(model: ModelConfig) -> frozenset[str]:
 
 
 def make_layout(
-    mesh: Mesh, stored: Mapping[str, PartitionSpec], narrow: frozenset[str] = frozenset()
+    mesh: Mesh | AbstractMesh,
+    stored: Mapping[str, PartitionSpec],
+    narrow: frozenset[str] = frozenset(),
 ) -> Layout:
     """The layout of parameters that are stored so; `narrow` as from `narrow_paths`."""
     used = {

@@ -49,7 +49,7 @@ class TrainState:
 def init_state(
     cfg: ModelConfig,
     tx: optax.GradientTransformation,
-    seed: int,
+    seed: int | Array,
     params: Params | None = None,
     *,
     lora: LoraConfig = _NO_LORA,

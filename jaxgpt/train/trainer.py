@@ -20,7 +20,7 @@ from jaxgpt.train import lora as adapters
 from jaxgpt.train import processes, sharding
 from jaxgpt.train.checkpoint import Checkpoints
 from jaxgpt.train.config import LoraConfig, OptimConfig, TrainConfig
-from jaxgpt.train.devices import memory_bytes
+from jaxgpt.train.devices import memory_bytes, peak_bytes
 from jaxgpt.train.health import SCORED_TOKENS, Health, Speed, attention_logits
 from jaxgpt.train.manysteps import Steps, until
 from jaxgpt.train.optim import learning_rate, optimizer
@@ -62,7 +62,7 @@ class Trainer:
         self.model, self.train, self.tokens, self.tokenizer = model, train, tokens, tokenizer
         self.intervals = train.eval_every, train.save_every
         rate = learning_rate(optim, horizon)
-        self.batches = tokens.batches(model.context_length, train.sizes, train.seed)
+        self.batches = tokens.batches(model.context_length, train.sizes, train.order)
         stored, self.guessed = sharding.param_specs(model, mesh.shape)
         self.layout = sharding.make_layout(mesh, stored, sharding.narrow_paths(model))
         self.rows = sharding.batch_sharding(mesh)
@@ -208,7 +208,7 @@ class Trainer:
             checkpoints.wait()
             stop.check(f"after step {step}, which is saved", signal)
 
-    def _report(self, done: int, count: int, metrics: dict[str, jax.Array], out: Reporter) -> None:
+    def _report(self, done: int, count: int, metrics: dict[str, Any], out: Reporter) -> None:
         """What `count` steps behind `done` finished ones measured, step by step."""
         arrays = {name: np.atleast_1d(x) for name, x in jax.device_get(metrics).items()}
         out.count(done, done + count)
@@ -228,12 +228,13 @@ class Trainer:
     ) -> Score | None:
         """The validation loss; None without a validation text, or where a signal came.
 
-        Beside it that of the moving average, where one is kept, and the largest attention logit.
+        Beside it that of the moving average, where one is kept, the largest attention logit, and
+        the most memory so far.
         """
         score = self._score(state.params, out, stop)
         if score is None:
             return None
-        more = {}
+        more = peak_bytes()
         if (averaged := averaged_params(state)) is not None:
             if (other := self._score(averaged, out, stop)) is None:
                 return None
