@@ -14,6 +14,20 @@ def test_devices_in_words():
     assert devices.describe_devices() == f"{jax.device_count()} x cpu (jax {jax.__version__})"
 
 
+def test_the_most_memory_so_far(monkeypatch):
+    before = devices.peak_bytes()["peak_host_bytes"]
+    bytearray(64 << 20)
+    assert 1e7 < before <= devices.peak_bytes()["peak_host_bytes"]
+    assert "peak_device_bytes" not in devices.peak_bytes(), "a CPU has the host's alone"
+
+    class Device:
+        def memory_stats(self):
+            return {"peak_bytes_in_use": 7}
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device(), Device()])
+    assert devices.peak_bytes()["peak_device_bytes"] == 7.0
+
+
 SCRIPT = """
 import sys
 from jaxgpt.errors import ConfigError

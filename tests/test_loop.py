@@ -53,7 +53,7 @@ def digest(folder, step=15):
 def records(folder):
     """What was logged for each step, without the clock."""
     return [
-        {k: v for k, v in record.items() if not re.search("wall_s|_per_s|mfu", k)}
+        {k: v for k, v in record.items() if not re.search("wall_s|_per_s|mfu|_bytes", k)}
         for record in read_metrics(folder.metrics_path)
     ]
 

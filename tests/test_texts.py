@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import signal
 
 import datasets
@@ -63,11 +64,7 @@ def resumed(path, data, stops, **changes):
 def kept(folder):
     """What was logged for each step, without the clock."""
     return [
-        {
-            k: v
-            for k, v in record.items()
-            if "wall_s" not in k and "per_s" not in k and k[:3] != "mfu"
-        }
+        {k: v for k, v in record.items() if not re.search("wall_s|_per_s|mfu|_bytes", k)}
         for record in read_metrics(folder.metrics_path)
     ]
 

@@ -13,6 +13,8 @@ class ShowConfig:
     prompt: str = ""  # of the sample at each evaluation; empty: as in sample.py
     sample_tokens: int = 100  # its length; 0: no samples
     pictures: bool = True  # loss.png and attention.png at the end of the run
+    report: bool = False  # report.html at the end: all of the run on one page
+    compare: str | None = None  # preset whose reference curve the run is held to, or a JSON file
     tensorboard: bool = False  # event files in the run folder; needs tensorboardX
     wandb: str | None = None  # project at Weights & Biases; needs wandb
 

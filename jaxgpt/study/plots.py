@@ -41,13 +41,18 @@ def plot_losses(records: Sequence[Mapping[str, Any]], path: Path, *, name: str) 
       ConfigError: No record has a loss, or matplotlib is missing.
       ResourceError: The file cannot be written.
     """
-    steps, losses = _series(records, "loss_nats")
-    val_steps, val_losses = _series(records, "val_nats_per_token")
+    _save(loss_figure(records, name=name), path)
+
+
+def loss_figure(records: Sequence[Mapping[str, Any]], *, name: str) -> Any:
+    """What `plot_losses` draws, as a figure of matplotlib."""
+    steps, losses = series(records, "loss_nats")
+    val_steps, val_losses = series(records, "val_nats_per_token")
     if not len(steps) + len(val_steps):
         raise ConfigError("there is no loss to draw yet", where=name, fix="train some steps first")
-    figure = _figure(6.4, 4.8)
+    figure = new_figure(6.4, 4.8)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-    smooth = _smoothed(losses)
+    smooth = smoothed(losses)
     if smooth is not losses:
         top.plot(steps, losses, color=TRAINING, alpha=0.3, linewidth=0.8)
     curves = (
@@ -61,18 +66,16 @@ def plot_losses(records: Sequence[Mapping[str, Any]], path: Path, *, name: str) 
     top.set_ylabel("loss (nats per token)")
     top.legend(frameon=False)
     top.set_title(f"{name}: loss", parse_math=False)
-    rate_steps, rates = _series(records, "lr")
+    rate_steps, rates = series(records, "lr")
     below.plot(rate_steps, rates, color=RATE)
     below.set_ylim(bottom=0)
     below.set_ylabel("learning\nrate")
     below.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
     below.set_xlabel("step")
-    below.xaxis.get_major_locator().set_params(integer=True)
     for axes in (top, below):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
     figure.align_ylabels()
-    _save(figure, path)
+    return figure
 
 
 def attention_maps(
@@ -135,6 +138,18 @@ def plot_attention(
       ConfigError: No such layer or head, or matplotlib is missing.
       ResourceError: The file cannot be written.
     """
+    _save(attention_figure(maps, tokens, layers=layers, heads=heads, name=name), path)
+
+
+def attention_figure(
+    maps: Mapping[int, Float[np.ndarray, "N T S"]],
+    tokens: Sequence[str],
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] = (0, 1),
+    name: str = "",
+) -> Any:
+    """What `plot_attention` draws, as a figure of matplotlib."""
     layers = list(maps) if layers is None else layers
     if not (len(layers) and len(heads) and len(tokens)):
         raise ConfigError("no layer, head or token to draw")
@@ -144,7 +159,7 @@ def plot_attention(
                 known = f"{len(maps[layer])} heads" if layer in maps else f"layers {list(maps)}"
                 raise ConfigError(f"no map of layer {layer}, head {head}", fix=f"there are {known}")
     side_inch = max(2.8, 0.15 * len(tokens))
-    figure = _figure(side_inch * len(heads) + 1.4, (side_inch + 0.3) * len(layers) + 0.9)
+    figure = new_figure(side_inch * len(heads) + 1.4, (side_inch + 0.3) * len(layers) + 0.9)
     grid = figure.subplots(len(layers), len(heads), squeeze=False)
     for axes, layer, head in _cells(grid, layers, heads):
         probs_TS = maps[layer][head]
@@ -163,7 +178,14 @@ def plot_attention(
     bar = figure.colorbar(image, ax=list(grid.flat), shrink=min(1, 2.8 / side_inch), pad=0.02)
     bar.set_label("attention probability")
     bar.set_ticks([0, 0.01, 0.1, 0.25, 0.5, 1], labels=["0", "0.01", "0.1", "0.25", "0.5", "1"])
-    _save(figure, path)
+    return figure
+
+
+def plain(axes: Any) -> None:
+    """A grid behind the curves, no frame, and whole numbers of steps along the lower side."""
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _cells(grid: Any, layers: Sequence[int], heads: Sequence[int]) -> Iterator[tuple]:
@@ -185,7 +207,7 @@ def _name_tokens(grid: Any, labels: Sequence[str]) -> None:
         axes.tick_params(length=0)
 
 
-def _figure(width_inch: float, height_inch: float) -> Any:
+def new_figure(width_inch: float, height_inch: float) -> Any:
     """An empty figure that no other code knows of.
 
     Raises:
@@ -220,13 +242,13 @@ def _square_root() -> Any:
     return PowerNorm(0.5, vmin=0, vmax=1)
 
 
-def _series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of the records that have one; null stands for NaN."""
     found = [(r["step"], r[key]) for r in records if r.get(key) is not None and "step" in r]
     return np.array([s for s, _ in found]), np.array([v for _, v in found], float)
 
 
-def _smoothed(values: np.ndarray) -> np.ndarray:
+def smoothed(values: np.ndarray) -> np.ndarray:
     """The mean over a fiftieth of all values around each; of few values, the values themselves."""
     half = len(values) // 100
     if not half:

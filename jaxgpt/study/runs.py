@@ -5,11 +5,13 @@ Parameters are given, and who calls when is the command line's.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jaxtyping import Float
 
 from jaxgpt.data.config import DataConfig
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer
@@ -116,6 +118,24 @@ def draw_attention(
         box without probabilities, or matplotlib is missing.
       ResourceError: The file cannot be written.
     """
+    maps, names = read_attention(folder, model, params, data=data, text=text, layers=layers)
+    layers = list(maps) if layers is None else layers
+    heads = first_heads(maps) if heads is None else heads
+    path = folder.path / "attention.png"
+    plot_attention(maps, names, path, layers=layers, heads=heads, name=folder.path.name)
+    return path
+
+
+def read_attention(
+    folder: RunFolder,
+    model: ModelConfig,
+    params: Params,
+    *,
+    data: DataConfig = _PLAIN,
+    text: str = "",
+    layers: Sequence[int] | None = None,
+) -> tuple[dict[int, Float[np.ndarray, "N T S"]], list[str]]:
+    """The maps that `draw_attention` draws, by layer, and the text's tokens; see there."""
     tokenizer = load_tokenizer(folder.tokenizer_path)
     model = with_vocabulary(model, tokenizer)
     if text:
@@ -124,12 +144,12 @@ def draw_attention(
         ids = first_ids(folder, data, tokenizer, min(TEXT_TOKENS, model.context_length))
     layers = sorted({0, model.n_layers - 1}) if layers is None else layers
     maps = attention_maps(model, _on_one_device(params), ids, layers)
-    if heads is None:
-        heads = range(min(2, *map(len, maps.values())))
-    path = folder.path / "attention.png"
-    names = [_token_text(tokenizer, i) for i in ids]
-    plot_attention(maps, names, path, layers=layers, heads=heads, name=folder.path.name)
-    return path
+    return maps, [_token_text(tokenizer, i) for i in ids]
+
+
+def first_heads(maps: Mapping[int, Float[np.ndarray, "N T S"]]) -> Sequence[int]:
+    """The first two heads, or as many as all of the layers have."""
+    return range(min(2, *map(len, maps.values())))
 
 
 def unfailing(what: str, action: Callable[..., str | None]) -> Callable[..., str | None]:
