@@ -15,7 +15,7 @@ from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
@@ -33,13 +33,14 @@ class Layout:
     """A mesh, and how it holds the parameters.
 
     Attributes:
-      mesh: With the axes data, fsdp, expert, context and tensor, all of them Auto.
+      mesh: With the axes data, fsdp, expert, context and tensor, all of them Auto; an abstract one
+        for shapes alone.
       stored: How each parameter is stored, by path.
       used: How each is held while it is computed with.
       narrow: Paths of those that are computed with in the dtype of the computation.
     """
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     stored: Mapping[str, PartitionSpec]
     used: Mapping[str, PartitionSpec]
     narrow: frozenset[str] = frozenset()

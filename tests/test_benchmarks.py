@@ -12,7 +12,8 @@ from jaxgpt.costs import Cost
 from jaxgpt.study.machine import Limits
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-OURS = ("harness", "drawing", "serve", "training", "decoding", "roofline", "scaling")
+OURS = ("harness", "drawing", "serve", "training", "decoding", "roofline", "scaling", "planning")
+OURS += ("capture",)
 QUICK = ("--rounds=1", "--turn-seconds=0.001", "--largest=256", "--bytes=65536")
 
 
@@ -178,3 +179,26 @@ def test_roofline_and_scaling_draw(load, tmp_path):
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in figures)
     assert set(record["memory_bytes"]) == {"chunked", "reference"}
     assert [row["value"] for row in record["tables"][0]["rows"]] == [1, 2]
+
+
+@pytest.mark.slow
+def test_capture_runs(load, tmp_path):
+    tables = run(load, "capture", tmp_path)["tables"]
+    titles = [table["title"].split(":")[0] for table in tables]
+    assert titles == ["forward pass", "loss and gradients"]
+    for table in tables:
+        without, captured = table["rows"]
+        assert without["ratio"] == {} and captured["ratio"]["without"] > 0
+
+
+@pytest.mark.slow
+def test_planning_compares(load, tmp_path):
+    tables = tmp_path / "tables.md"
+    record = run(load, "planning", tmp_path, f"--markdown={tables}")
+    assert [row["devices"] for row in record["memory"]] == [1, 4]
+    assert all(abs(row["error"]) < 0.25 for row in record["memory"])
+    assert record["memory"][0]["resident"] > 0
+    (timed,) = record["time"]
+    assert timed["fitted"] and abs(timed["error"]) < 0.2 and record["efficiency"]["products"] > 0
+    text = tables.read_text()
+    assert "| memory of a step |" in text and "| time of a step |" in text
