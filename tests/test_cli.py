@@ -142,7 +142,7 @@ def test_mistakes_end_with_2_and_one_line(folder, capsys, words, message):
     assert folder == [] and not Path("runs").exists()
 
 
-def test_params_counts_the_true_vocabulary(capsys):
+def test_params_counts_the_true_vocabulary(folder, capsys):
     assert cli.main(["params", "gpt2"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"total +124,439,808\n", text) and re.search(r"embed +38,597,376", text)

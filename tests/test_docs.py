@@ -168,6 +168,7 @@ def test_knobs_files_and_metrics_of_training_are_named(tmp_path):
         assert f"`{path.name}`" in text
     training = ("loss_nats", "grad_norm", "n_tokens", "lr", "tokens_per_s", "param_norm")
     training += ("update_ratio", "skipped_steps", "max_attention_logit", "val_ema_nats_per_token")
+    training += ("peak_host_bytes", "peak_device_bytes")
     for name in (*training, *Score(1.0, 1, 1, 1).metrics(), *Speed(1.0, 1.0, 1.0).metrics(1.0)):
         assert f"`{name}`" in text
     for code in (0, 2, 3, 4, 5):

@@ -7,25 +7,30 @@ from collections.abc import Sequence
 
 from jaxgpt.cli.bench import bench_main
 from jaxgpt.cli.command import emit, run_command
+from jaxgpt.cli.compare import compare_main
+from jaxgpt.cli.evaluate import evaluate_main
 from jaxgpt.cli.export import export_main
-from jaxgpt.cli.help import summary
-from jaxgpt.cli.named import NAMES, named_run
+from jaxgpt.cli.numbers import flops_main, params_main
+from jaxgpt.cli.plan import plan_main
 from jaxgpt.cli.plot import plot_main
 from jaxgpt.cli.prepare import prepare_main
+from jaxgpt.cli.report import report_main
 from jaxgpt.cli.sample import sample_main
 from jaxgpt.cli.train import train_main
-from jaxgpt.config import resolve
 from jaxgpt.errors import ConfigError
-from jaxgpt.flops import count_active_params, count_params
-from jaxgpt.presets import MODELS, RUNS
 
 __all__ = [
     "bench_main",
+    "compare_main",
+    "evaluate_main",
     "export_main",
+    "flops_main",
     "main",
     "params_main",
+    "plan_main",
     "plot_main",
     "prepare_main",
+    "report_main",
     "sample_main",
     "train_main",
 ]
@@ -36,9 +41,14 @@ usage: jaxgpt train ...               train a model (train.py)
        jaxgpt prepare OUT ...         encode a text of any size into a folder of token files
        jaxgpt export RUN OUT ...      write a model as a folder that transformers loads
        jaxgpt plot ...                draw a run's losses and attention
+       jaxgpt report ...              write one page of HTML about a run
+       jaxgpt evaluate MODEL ...      score texts, and the tasks of the GPT-2 paper
+       jaxgpt compare RUN RUN         by how much a run is better, and how sure that is
        jaxgpt bench WHAT ...          measure training, prefill or decoding on this machine
-       jaxgpt params NAME [options]   count the parameters of a preset or a Hugging Face folder,
-                                      --model.name=value as in train
+       jaxgpt plan ...                memory, time, days and cost of a run on devices by name
+       jaxgpt params NAME [options]   count the parameters of a preset, a run or a Hugging Face
+                                      folder, --model.name=value as in train
+       jaxgpt flops NAME [options]    and its FLOPs and bytes of training, prefill and decoding
 """
 
 
@@ -58,8 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "prepare": prepare_main,
         "export": export_main,
         "plot": plot_main,
+        "compare": compare_main,
+        "report": report_main,
         "bench": bench_main,
+        "evaluate": evaluate_main,
+        "plan": plan_main,
         "params": params_main,
+        "flops": flops_main,
     }
     if command in commands:
         return commands[command](rest)
@@ -73,32 +88,3 @@ def _other(command: str, commands: list[str]) -> None:
     near = difflib.get_close_matches(command, commands, n=1)
     fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(commands)}"
     raise ConfigError(f"no command {command!r}", fix=fix)
-
-
-def params_main(argv: Sequence[str]) -> int:
-    """`jaxgpt params NAME`: the parameters of a model by box, and their exact number.
-
-    Args:
-      argv: A name of `MODELS` or `RUNS`, or a folder, then options as for train.
-
-    Returns:
-      The exit code.
-    """
-    return run_command(lambda: _params(list(argv)))
-
-
-def _params(argv: list[str]) -> None:
-    name, *options = argv or [""]
-    if name in ("--help", "-h", ""):
-        made = {**RUNS, **MODELS}
-        emit(USAGE + "names:\n" + "".join(f"  {key:17} {summary(made[key])}\n" for key in NAMES))
-        return
-    base = named_run(name)
-    cfg = resolve(base, (), options).model
-    counts, active = count_params(cfg), count_active_params(cfg)
-    total = sum(counts.values())
-    lines = [f"{box:18} {n:>15,} {n / total:>7.1%}" for box, n in counts.items()]
-    lines.append(f"{'total':18} {total:>15,}")
-    if active < total:
-        lines.append(f"{'used by one token':18} {active:>15,} {active / total:>7.1%}")
-    emit("\n".join(lines) + "\n")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One column of a data set of the hub, by the `datasets` library, in the process of `hubworker.py`.
+"""Rows of a data set of the hub, by the `datasets` library, in the process of `hubworker.py`.
 
-Left out: sets of several columns, pictures and sound.
+Left out: pictures and sound.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +14,8 @@ ROWS = 256  # that are sent together
 
 def send_rows(request: dict[str, Any], say: Callable[..., None]) -> dict[str, Any]:
     """Send the `commit`, then a column as `rows`, in groups, up to `max_chars` characters.
+
+    Where `column` is None whole rows are sent, by the names of their columns, and all of them.
 
     Args:
       request: As for `open_rows`, and `max_chars`, which may be None.
@@ -29,6 +31,9 @@ def send_rows(request: dict[str, Any], say: Callable[..., None]) -> dict[str, An
     say(commit=revision)
     left = request["max_chars"]
     for group in groups:
+        if request["column"] is None:
+            say(rows=group)
+            continue
         texts = [text for text in group if text is not None]
         for text in texts:
             if not isinstance(text, str):
@@ -46,7 +51,7 @@ def send_rows(request: dict[str, Any], say: Callable[..., None]) -> dict[str, An
 
 
 def open_rows(request: dict[str, Any]) -> tuple[str, Iterator[list[Any]]]:
-    """A data set's revision, and the values of one column in groups of rows.
+    """A data set's revision, and the values of one column, or whole rows, in groups of rows.
 
     Args:
       request: `repo`, `revision` (None: main), `subset`, `split`, `column`, `stream`, `timeout_s`.
@@ -73,6 +78,8 @@ def open_rows(request: dict[str, Any]) -> tuple[str, Iterator[list[Any]]]:
         builder.download_and_prepare()
         found = builder.as_dataset(split=split)
     column = request["column"]
+    if column is None:
+        return builder.hash, (_transposed(group) for group in found.iter(ROWS))
     columns = found.column_names or list(next(iter(found), {}))
     if column not in columns:
         raise Refused(
@@ -81,3 +88,7 @@ def open_rows(request: dict[str, Any]) -> tuple[str, Iterator[list[Any]]]:
             bad_input=True,
         )
     return builder.hash, (group[column] for group in found.select_columns([column]).iter(ROWS))
+
+
+def _transposed(group: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(group, values, strict=True)) for values in zip(*group.values(), strict=True)]
