@@ -192,9 +192,9 @@ def times(cases, options):
 
 
 def fit(settings, seconds):
-    """The efficiencies with the least squared logarithmic error: a search over shares."""
+    """The efficiencies of at most 1 with the least squared logarithmic error: a search."""
     states = [state_of(setting) for setting in settings]
-    shares = [0.02 * 1.06**i for i in range(72)]
+    shares = [0.02 * 1.06**i for i in range(68)]
 
     def error(pair):
         at = Efficiency(*pair)
@@ -205,7 +205,7 @@ def fit(settings, seconds):
 
     coarse = min(itertools.product(shares[::6], repeat=2), key=error)
     for step in (1.06**3, 1.06, 1.02):
-        near = [[x * step**i for i in range(-3, 4)] for x in coarse]
+        near = [[min(x * step**i, 1.0) for i in range(-3, 4)] for x in coarse]
         coarse = min(itertools.product(*near), key=error)
     return Efficiency(*coarse)
 
