@@ -75,7 +75,7 @@ def note_batches(set_attribute, stops=()):
 
 # --- the same machine -----------------------------------------------------------------------------
 
-MORE = ("--train.accumulate=2", "--train.save_every=100")
+MORE = ("--train.accumulate=2", "--train.save_every=100", "--train.dispatch=1")
 
 
 @pytest.mark.parametrize("stops", [(1, 9), pytest.param((7, 8, 16, 19), marks=pytest.mark.slow)])

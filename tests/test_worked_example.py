@@ -46,8 +46,9 @@ def weights():
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.8, leaf.shape), "f4"), shapes)
 
 
-def rms_norm(X, gamma):
-    return np.array([gamma * x / math.sqrt((x @ x) / len(x) + EPS) for x in X])
+def rms_norm(site, name, X, p):
+    rates = site(f"{name}/rate", np.array([[(x @ x / len(x) + EPS) ** -0.5] for x in X]))
+    return site(f"{name}/out", rates * X * np.asarray(p[name]["scale"], float))
 
 
 def rope(X):
@@ -63,7 +64,7 @@ def gelu(x):
 def worked_block(site, X, p):
     """One block; `site` notes each step under the name that the model has for it."""
     attention = {name: np.asarray(p["attention"][name]["kernel"], float) for name in p["attention"]}
-    Xn = rms_norm(X, np.asarray(p["attention_norm"]["scale"], float))
+    Xn = rms_norm(site, "attention_norm", X, p)
     heads = []
     for h in range(2):
         columns = slice(2 * h, 2 * h + 2)
@@ -80,7 +81,7 @@ def worked_block(site, X, p):
     O = np.concatenate([head[-1] for head in heads], axis=1)
     A_out = site("attention/out", O @ attention["out"])
     X = site("mid", X + A_out)
-    Xn = rms_norm(X, np.asarray(p["ffn_norm"]["scale"], float))
+    Xn = rms_norm(site, "ffn_norm", X, p)
     hidden = site("ffn/hidden", gelu(Xn @ np.asarray(p["ffn"]["up"]["kernel"], float)))
     out = site("ffn/out", hidden @ np.asarray(p["ffn"]["down"]["kernel"], float))
     return site("out", X + out)
@@ -97,6 +98,7 @@ def worked():
 
     W_E = np.asarray(p["embed"]["embedding"], float)
     X = site("embed/out", np.array([W_E[t] for t in TOKENS[:3]]))
+    site("position/out", X)  # rotary positions add nothing here
     for layer in range(2):
         site(f"block_{layer}/in", X)
         X = worked_block(
@@ -104,7 +106,7 @@ def worked():
             X,
             p[f"block_{layer}"],
         )
-    Z = rms_norm(X, np.asarray(p["final_norm"]["scale"], float))
+    Z = rms_norm(site, "final_norm", X, p)
     logits = site("head/logits", Z @ W_E.T)
     loss = -sum(
         math.log(np.exp(logits[t])[TOKENS[t + 1]] / np.exp(logits[t]).sum()) for t in range(3)
@@ -119,7 +121,7 @@ def seen():
 
 
 def test_every_site_of_the_model_is_a_step():
-    assert set(worked()[0]) == set(seen()[0]) and len(worked()[0]) == 2 + 2 * 12
+    assert set(worked()[0]) == set(seen()[0]) and len(worked()[0]) == 5 + 2 * 16
 
 
 @pytest.mark.parametrize("step", list(worked()[0]))

@@ -49,8 +49,8 @@ def for_decoding(
     Raises:
       ConfigError: `weights` is none of these.
 
-    Numerics: with none of int8 and int4, what `forward` gives with this dtype and the parameters themselves,
-    but for the order of sums; the change with those: docs/sampling.md.
+    Numerics: without int8 and int4, what `forward` gives with this dtype and the parameters
+    themselves, but for the order of sums; the change with those: docs/sampling.md.
     """
     if weights not in (None, *STORED):
         raise ConfigError(f"weights={weights!r}", fix=f"None or one of {', '.join(STORED)}")
