@@ -25,7 +25,7 @@ def mup(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(TEXT)
     monkeypatch.chdir(tmp_path)
     yield module
-    for name in ("mup", "harness", "drawing"):
+    for name in ("mup", "mup_figures", "harness", "drawing"):
         sys.modules.pop(name, None)
 
 
@@ -47,10 +47,10 @@ def test_coordinates_grow_without_mup_and_runs_are_kept(mup):
     assert record["runs"] == first["runs"], "none of them again"
     assert Path("c.png").read_bytes().startswith(b"\x89PNG")
     rows = record["coordinates"]["rows"]
-    slopes = {}
+    slopes, figures = {}, importlib.import_module("mup_figures")
     for muped in (False, True):
-        changes = [mup.mean_change(rows, width, muped, 16)[:, -1] for width in (16, 32)]
-        slopes[muped] = [mup.slope((16, 32), pair) for pair in zip(*changes, strict=True)]
+        changes = [figures.mean_change(rows, width, muped, 16)[:, -1] for width in (16, 32)]
+        slopes[muped] = [figures.slope((16, 32), pair) for pair in zip(*changes, strict=True)]
     for site, standard, with_mup in zip(mup.SITES, slopes[False], slopes[True], strict=True):
         if site != "embed/out":
             assert standard > with_mup + 0.4, site

@@ -35,14 +35,14 @@ def maps(T, layers=(0, 2), heads=3):
 @pytest.fixture
 def figures(monkeypatch):
     """Every figure that is saved, laid out."""
-    found, save = [], plots._save
+    found, save = [], plots.save_figure
 
     def note(figure, path):
         save(figure, path)
         figure.draw_without_rendering()
         found.append(figure)
 
-    monkeypatch.setattr(plots, "_save", note)
+    monkeypatch.setattr(plots, "save_figure", note)
     return found
 
 

@@ -48,14 +48,14 @@ def draw(tmp_path, monkeypatch):
     """Draws one picture; the axes with the map, those of the bar, and the figure."""
 
     def run(name):
-        found, save = [], plots._save
+        found, save = [], plots.save_figure
 
         def note(figure, path):
             save(figure, path)
             figure.draw_without_rendering()
             found.append(figure)
 
-        monkeypatch.setattr(plots, "_save", note)
+        monkeypatch.setattr(plots, "save_figure", note)
         DRAWN[name](tmp_path / "a.png", name="my_$model$")
         (figure,) = found
         assert min(pixels(tmp_path / "a.png")) > 250
@@ -91,7 +91,7 @@ def test_numbers_are_those_of_the_cells(draw):
 
 def test_the_lens_names_the_likeliest_token_and_its_probability(draw):
     axes, _, _ = draw("lens")
-    shown = [plots._label(WORDS[i]) for i in LOGITS.argmax(-1).ravel()]
+    shown = [plots.token_label(WORDS[i]) for i in LOGITS.argmax(-1).ravel()]
     assert [text.get_text() for text in axes.texts] == shown
     weights = np.exp(LOGITS[1, 2])
     share = axes.images[0].get_array()[1, 2]

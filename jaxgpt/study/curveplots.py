@@ -95,7 +95,7 @@ def plot_lanes(lanes: Sequence[LaneRun], path: Path, *, name: str) -> None:
         legend |= dict(fontsize=8, ncols=math.ceil(entries / LEGEND_ROWS))
     axes.legend(**legend)
     plain(axes)
-    plots._save(figure, path)
+    plots.save_figure(figure, path)
 
 
 def plot_final(lanes: Sequence[LaneRun], key: str, path: Path, *, name: str) -> None:
@@ -135,7 +135,7 @@ def plot_final(lanes: Sequence[LaneRun], key: str, path: Path, *, name: str) -> 
     axes.legend(frameon=False)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    plots._save(figure, path)
+    plots.save_figure(figure, path)
 
 
 def plot_reference(
@@ -180,7 +180,7 @@ def plot_reference(
     axes.set_title(f"{name} on the reference curve of {reference.name}", parse_math=False)
     axes.legend(frameon=False)
     plain(axes)
-    plots._save(figure, path)
+    plots.save_figure(figure, path)
 
 
 def _mean(axes: Any, curves: Sequence[Mapping[int, float]], color: str, **line: Any) -> bool:

@@ -41,7 +41,7 @@ def plot_losses(records: Sequence[Mapping[str, Any]], path: Path, *, name: str) 
       ConfigError: No record has a loss, or matplotlib is missing.
       ResourceError: The file cannot be written.
     """
-    _save(loss_figure(records, name=name), path)
+    save_figure(loss_figure(records, name=name), path)
 
 
 def loss_figure(records: Sequence[Mapping[str, Any]], *, name: str) -> Any:
@@ -138,7 +138,7 @@ def plot_attention(
       ConfigError: No such layer or head, or matplotlib is missing.
       ResourceError: The file cannot be written.
     """
-    _save(attention_figure(maps, tokens, layers=layers, heads=heads, name=name), path)
+    save_figure(attention_figure(maps, tokens, layers=layers, heads=heads, name=name), path)
 
 
 def attention_figure(
@@ -170,7 +170,7 @@ def attention_figure(
         axes.set_title(f"layer {layer}, head {head}", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set(xticks=[], yticks=[])
-    _name_tokens(grid, [_label(token) for token in tokens])
+    _name_tokens(grid, [token_label(token) for token in tokens])
     figure.supxlabel("key: the token that is read", fontsize=11)
     figure.supylabel("query: the token that reads", fontsize=11)
     if name:
@@ -222,7 +222,7 @@ def new_figure(width_inch: float, height_inch: float) -> Any:
     return Figure(figsize=(width_inch, height_inch), dpi=dpi, layout="constrained")
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     """Write the PNG so that it is the old one or the new one, whole."""
     content = io.BytesIO()
     figure.savefig(content, format="png", pil_kwargs={"optimize": True})
@@ -259,7 +259,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return (sums[high] - sums[low]) / (high - low)
 
 
-def _label(token: str) -> str:
+def token_label(token: str) -> str:
     """A token as the font can show it: signs for white space, code points for what it lacks."""
     known = _known_characters()
     shown = "".join(

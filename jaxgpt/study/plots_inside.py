@@ -88,7 +88,7 @@ def plot_patching(
         returned,
         title=f"{name}: share of the answer that the clean block_i/{site} brings back",
         x="head" if tokens is None else "token of the corrupted prompt",
-        columns=None if tokens is None else [plots._label(token) for token in tokens],
+        columns=None if tokens is None else [plots.token_label(token) for token in tokens],
         bar="share of the\nlogit difference",
     )
 
@@ -122,11 +122,11 @@ def plot_lens(
         weights.max(-1) / weights.sum(-1),
         title=f"{name}: the likeliest next token, read from the stream at each depth",
         x="token that is read",
-        columns=[plots._label(token) for token in tokens],
+        columns=[plots.token_label(token) for token in tokens],
         y="stream before layer",
         rows=[*map(str, range(len(logits) - 1)), "output"],
         bar="its probability",
-        notes=[[plots._label(text(int(i))) for i in row] for row in top_DT],
+        notes=[[plots.token_label(text(int(i))) for i in row] for row in top_DT],
         share=True,
         wide=1.25,
     )
@@ -234,7 +234,7 @@ def _draw(
     figure.suptitle("\n".join(lines), fontsize=11, parse_math=False)
     figure.colorbar(image, ax=axes, pad=0.02, aspect=max(12, n_rows)).set_label(bar)
     if path is not None:
-        plots._save(figure, path)
+        plots.save_figure(figure, path)
     return figure
 
 
