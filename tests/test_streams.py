@@ -93,13 +93,13 @@ def refusal(read, file, **changes) -> str:
         ("a.txt", b"abcdef\xe4\xf6xyz"),
         ("a.txt", "äöü".encode() + b"\xc3"),
         ("a.txt", b"abcd\0ef"),
-        ("a.txt", gzip.compress(b"abc")),
+        ("a.txt", gzip.compress(b"abc", mtime=0)),
         ("a.txt", b"PK\x03\x04zip"),
         ("a.jsonl", b'{"text": "a"}\n{"tex'),
         ("a.jsonl", b'{"text": "a"}\n[1]\n'),
         ("a.jsonl", b'{"text": "a"}\n\n{"txt": 1}\n'),
         ("a.jsonl", b'{"text": 7}\n'),
-        ("a.txt.gz", gzip.compress(b"")),
+        ("a.txt.gz", gzip.compress(b"", mtime=0)),
         ("a.parquet", b"PAR1 no PAR1"),
     ),
 )
@@ -110,7 +110,7 @@ def test_what_is_refused_at_once_is_refused(tmp_path, name, content):
 
 
 @pytest.mark.parametrize(
-    "content", (b"no", gzip.compress(b"abc" * 99)[:-9], b"\x1f\x8b" + b"x" * 9)
+    "content", (b"no", gzip.compress(b"abc" * 99, mtime=0)[:-9], b"\x1f\x8b" + b"x" * 9)
 )
 def test_damaged_packing(tmp_path, content):
     file = tmp_path / "a.txt.gz"
