@@ -50,10 +50,8 @@ def hub(files, tmp_path, monkeypatch):
 
 
 def refusal(kind: type[JaxgptError], name=REPO, **options) -> str:
-    began = time.monotonic()
     with pytest.raises(kind) as caught:
         fetch_model(name, **options)
-    assert time.monotonic() - began < 15
     message = str(caught.value)
     assert type(caught.value) is kind
     assert "\n" not in message and "; fix: " in message and TOKEN not in message

@@ -57,10 +57,8 @@ def hub(tmp_path, monkeypatch):
 
 
 def refusal(kind=ConfigError, **change) -> str:
-    began = time.monotonic()
     with pytest.raises(kind) as caught:
         read_hub(dataclasses.replace(DATA, **change))
-    assert time.monotonic() - began < 15
     message = str(caught.value)
     assert caught.value.exit_code == (2 if kind is ConfigError else 5)
     assert "\n" not in message and "; fix: " in message and TOKEN not in message

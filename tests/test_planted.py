@@ -15,6 +15,7 @@ from jaxgpt.boxes.norm import NoNorm
 from jaxgpt.boxes.position import Learned, NoPosition
 from jaxgpt.boxes.rope import RoPE
 from jaxgpt.kernels import attend
+from jaxgpt.taps import tap
 from jaxgpt.testing import check_box, tiny, zero_gradients
 
 # --- attention ------------------------------------------------------------------------------------
@@ -289,6 +290,8 @@ class _Faulty(nn.Module):
                 y_BTD = -y_BTD
             case "knows its layer" if "block_1" in self.path:
                 y_BTD *= 2
+            case "goes on without its site":
+                tap(self, "hidden", y_BTD)
         return y_BTD, aux
 
 
@@ -300,6 +303,7 @@ FAULTS = {
     "stops the gradient": "the gradient of block_0/ffn/w is zero",
     "another in bfloat16": "logits in bfloat16 are off",
     "knows its layer": "with remat and scan",
+    "goes on without its site": "what is put at block_0/ffn/hidden is not used",
 }
 
 

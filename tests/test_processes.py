@@ -149,10 +149,8 @@ def test_killed_and_resumed_together(together, fresh, victim):
     rows = "--train.batch_size=6" if n == 3 else "--train.batch_size=4"
     with Team(rows, cwd=fresh, n=n) as team:
         team.until("saved step 5")
-        began = time.monotonic()
         team.processes[victim].kill()
         codes, errors = team.end()
-        assert time.monotonic() - began < 30
     for i, (code, error) in enumerate(zip(codes, errors, strict=True)):
         assert (code, error) == ((-9, "") if i == victim else (5, f"error: {GONE}\n"))
     saved = steps(fresh)
@@ -303,9 +301,7 @@ def test_the_others_do_not_come(fresh):
     for absent in (0, 1):
         with Team(cwd=fresh, code=code) as team:
             team.processes[absent].kill()
-            began = time.monotonic()
             codes, errors = team.end()
-            assert time.monotonic() - began < 30
         assert codes[1 - absent] == 5
         line = only_error(errors[1 - absent])
         assert f"process {1 - absent} of 2 did not meet the others at localhost:" in line

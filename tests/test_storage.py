@@ -125,9 +125,7 @@ def mount(tmp_path):
 def test_disk_full(mount, options):
     folder = mount(options) / "checkpoints"
     body = "for step in (1, 2, 3): checkpoints.save(step, *big(step))"
-    started = time.monotonic()
     check_refused(full_disk(folder, body), folder, "step 2 is not saved: No space left on device")
-    assert time.monotonic() - started < 30
 
 
 def test_unwritable_folder_ends_at_once(tmp_path):
@@ -138,12 +136,10 @@ def test_unwritable_folder_ends_at_once(tmp_path):
     )
     if setpriv and not shutil.which("setpriv"):
         pytest.skip("root may write everywhere, and there is no setpriv")
-    started = time.monotonic()
     body = "print('saved 1'); checkpoints.save(2, *big(2))"
     outcome = full_disk(tmp_path, body, *setpriv)
     tmp_path.chmod(0o755)
     check_refused(outcome, tmp_path, "step 2 is not saved: Permission denied")
-    assert time.monotonic() - started < 20
 
 
 SAVING = """

@@ -16,7 +16,10 @@ from jaxgpt.testing.tools import LENGTH, logits, quick_jit, tokens
 
 
 def check_sites(cfg: ModelConfig, params: Params) -> None:
-    """Looking changes nothing, and neither does a captured value put back, bit for bit."""
+    """Looking changes nothing, and neither does a captured value put back, bit for bit.
+
+    Another value at a site, NaN, reaches the logits.
+    """
     tokens_BT, pos_BT = tokens(padded=True)
     want = logits(cfg, params, tokens_BT, pos_BT=pos_BT)
     values: dict[str, Any] = {
@@ -28,6 +31,12 @@ def check_sites(cfg: ModelConfig, params: Params) -> None:
         what = f"{sorted(values)[place]}, put back," if place >= 0 else "capturing all sites"
         assert np.array_equal(got, want, equal_nan=True), f"{what} changes the logits"
         values = out.captured if place < 0 else values
+    floats = {k: x for k, x in values.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    other = values | {site: np.full(x.shape, np.nan, x.dtype) for site, x in floats.items()}
+    for place, site in enumerate(sorted(values)):
+        if site in floats:
+            out = jit_put_back(cfg, params, tokens_BT, pos_BT, other, place)
+            assert np.isnan(out.logits_BTV).any(), f"what is put at {site} is not used"
 
 
 @functools.lru_cache(maxsize=1)
