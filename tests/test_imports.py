@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "jaxgpt").rglob("*.py"))
 
 ORDER = [  # a file imports from its own row and from those above it
-    ["errors", "shapes", "taps", "masks", "cache", "placing", "kernels"],
+    ["errors", "shapes", "taps", "masks", "cache", "placing", "products", "kernels"],
     ["boxes.base", "boxes.weights"],
     ["boxes.init", "boxes.dense"],
     ["boxes"],

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from jaxgpt.boxes.base import Dims
 from jaxgpt.boxes.weights import Weight, parameter
 from jaxgpt.placing import flat
+from jaxgpt.products import narrow_first
 from jaxgpt.shapes import Key
 
 
@@ -49,7 +50,7 @@ class Dense(nn.Module):
         if isinstance(kernel_IO, Weight):
             y = kernel_IO.product(flat(x))
         else:
-            y = flat(x) @ kernel_IO.astype(x.dtype)
+            y = flat(x) @ narrow_first(kernel_IO.astype(x.dtype))
         if self.use_bias:
             bias_init = padded(init.bias(self.dims.fan_at_base(fan_in)), (self.padding,))
             bias_O = self.param("bias", bias_init, shape[1:], jnp.float32)

@@ -13,6 +13,7 @@ from jaxgpt.boxes.dense import Dense, padded
 from jaxgpt.boxes.weights import Weight, parameter
 from jaxgpt.errors import ConfigError
 from jaxgpt.placing import flat
+from jaxgpt.products import narrow_first
 from jaxgpt.taps import tap
 
 
@@ -83,5 +84,5 @@ class _Embed(nn.Module):
             x_BTD = self.project_out(x_BTD)
         if isinstance(table, Weight):
             return table.product(x_BTD)
-        logits = flat(x_BTD) @ table.astype(x_BTD.dtype).T
+        logits = flat(x_BTD) @ narrow_first(table.astype(x_BTD.dtype)).T
         return logits.reshape(*x_BTD.shape[:-1], -1)

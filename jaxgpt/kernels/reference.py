@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxgpt.masks import Visibility
+from jaxgpt.products import narrow_first
 from jaxgpt.shapes import Key, wide
 
 # (q_pos_BT, k_pos_BS) -> scores to add, broadcastable to (B, N, T, S)
@@ -76,8 +77,7 @@ def attend(
     # One contiguous batch of B*K plain matrix products: about twice as fast on CPU as an einsum
     # over four-dimensional operands, and the same work elsewhere. G query heads share each of them.
     q = q_BTNH.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4).reshape(B * K, -1, H)
-    k = k_BSKH.transpose(0, 2, 1, 3).reshape(B * K, S, H)
-    v = v_BSKP.transpose(0, 2, 1, 3).reshape(B * K, S, -1)
+    k, v = (narrow_first(x.transpose(0, 2, 1, 3).reshape(B * K, S, -1)) for x in (k_BSKH, v_BSKP))
 
     score_dtype = jnp.promote_types(q.dtype, jnp.float32)
     scores = jnp.einsum("bqh,bsh->bqs", q, k, preferred_element_type=score_dtype)
