@@ -36,6 +36,37 @@ def test_equals_the_formula(K, window):
     np.testing.assert_allclose(run(q, k, v, visibility.replace(plain=False)), want, atol=1e-6)
 
 
+@pytest.mark.parametrize("knobs", KNOBS, ids=["plain", "capped"])
+@pytest.mark.parametrize("one_row", [False, True])
+def test_rows_in_parts_equal_all_at_once(one_row, knobs, monkeypatch):
+    """Parts of 2 and 3 rows, with padding, documents and a bias by positions."""
+    arrays = qkv(B=5)
+    pos = jnp.maximum(jnp.arange(6)[None] - jnp.array([[0], [0], [2], [1], [0]]), -1)
+    segments = jnp.array([[0, 0, 0, 1, 1, 1]] * 2 + [[0] * 6] * 3)
+    visibility = Visibility.of(pos[:1]) if one_row else Visibility.of(pos, segments)
+
+    def bias(q_pos, k_pos):
+        return -0.5 * jnp.abs(q_pos[:, None, :, None] - k_pos[:, None, None, :]).astype(jnp.float32)
+
+    def both(q, k, v):
+        def loss(*qkv):
+            y = kernel.attend(*qkv, visibility, scale=0.3, bias=bias, **knobs)
+            return (y * jnp.arange(y.size).reshape(y.shape)).sum(), y
+
+        (_, y), slopes = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
+        return y, *slopes
+
+    want = jax.jit(both)(*arrays)
+    monkeypatch.setattr(kernel, "PART_BYTES", 5 * 4 * 6 * 6 * 4 // 2)
+    parted = jax.jit(lambda *arrays: both(*arrays))  # traced anew
+    text = parted.lower(*arrays).as_text()
+    assert "tensor<2x4x6x6xf32>" in text and "tensor<3x4x6x6xf32>" in text
+    for got, known in zip(parted(*arrays), want, strict=True):
+        np.testing.assert_allclose(got, known, rtol=1e-5, atol=1e-5)
+    cached = visibility.replace(cached=True)
+    assert kernel._parts(*arrays[:2], visibility) == 2 and kernel._parts(*arrays[:2], cached) == 1
+
+
 def test_a_bias_is_added_to_the_scores():
     q, k, v = qkv()
 

@@ -4,7 +4,9 @@
 It builds the score matrix, so its memory grows with T * S; scores and softmax are in float32.
 """
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +47,7 @@ def attend(
     sinks_N: Float[Array, " N"] | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Key | None = None,
-    tap: Callable[[str, Array], Array] = lambda name, x: x,
+    tap: Callable[[str, Array], Array] | None = None,
 ) -> Float[Array, "B T N P"]:
     """Softmax(cap(scale * q k^T) + bias, over visible keys) v, with N/K query heads to a key head.
 
@@ -64,7 +66,7 @@ def attend(
         of the probability. None: no sinks.
       dropout_rate: Rate on the probabilities.
       dropout_key: None for no dropout.
-      tap: Called at `scores` (scaled and capped) and `probs`, both (B, N, T, S).
+      tap: Called at `scores` (scaled and capped) and `probs`, both (B, N, T, S); None: never.
 
     Numerics: scores and softmax in float32, probabilities cast to the values' dtype.
     Cost: 2 B N T S (H + P) FLOPs; 4 B N T S bytes for the scores.
@@ -73,6 +75,53 @@ def attend(
       https://arxiv.org/abs/2408.00118; sinks: Xiao et al. 2023, https://arxiv.org/abs/2309.17453,
       as a trained logit: OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925
     """
+    options: dict[str, Any] = dict(scale=scale, softcap=softcap, bias=bias, sinks_N=sinks_N)
+    options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_key, tap=tap)
+    whole = tap is not None or dropout_key is not None
+    if whole or (n_parts := _parts(q_BTNH, k_BSKH, visibility)) == 1:
+        return _attend(q_BTNH, k_BSKH, v_BSKP, visibility, **options)
+
+    B, arrays = len(q_BTNH), (q_BTNH, k_BSKH, v_BSKP, visibility)
+
+    def rows(part: int, x: Array) -> Array:
+        first, last = (B * i // n_parts for i in (part, part + 1))
+        return x[first:last] if len(x) == B else x  # positions may be one row for all
+
+    parts = [jax.tree.map(functools.partial(rows, i), arrays) for i in range(n_parts)]
+    return jnp.concatenate([_attend(*part, **options) for part in parts])
+
+
+PARTS = 4  # at most, on a CPU
+PART_BYTES = 2**20  # of scores, at least
+
+
+def _parts(q_BTNH: Array, k_BSKH: Array, visibility: Visibility) -> int:
+    """In how many independent calls the rows are served.
+
+    XLA's CPU back end keeps a batch of products on one core, and independent ones on several: 10 to
+    30% of the time of attention and its gradient on two cores. A slice of a cache would be a copy.
+    """
+    if jax.default_backend() != "cpu" or visibility.cached:
+        return 1
+    (B, T, N, _), S = q_BTNH.shape, k_BSKH.shape[1]
+    return max(1, min(PARTS, B, 4 * B * N * T * S // PART_BYTES))
+
+
+def _attend(
+    q_BTNH: Array,
+    k_BSKH: Array,
+    v_BSKP: Array,
+    visibility: Visibility,
+    *,
+    scale: float,
+    softcap: float | None,
+    bias: ScoreBias | None,
+    sinks_N: Array | None,
+    dropout_rate: float,
+    dropout_key: Key | None,
+    tap: Callable[[str, Array], Array] | None,
+) -> Array:
+    tap = tap or (lambda name, x: x)
     (B, T, N, H), (_, S, K, _) = q_BTNH.shape, k_BSKH.shape
     # One contiguous batch of B*K plain matrix products: about twice as fast on CPU as an einsum
     # over four-dimensional operands, and the same work elsewhere. G query heads share each of them.
