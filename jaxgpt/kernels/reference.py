@@ -104,7 +104,7 @@ def _parts(q_BTNH: Array, k_BSKH: Array, visibility: Visibility) -> int:
     if jax.default_backend() != "cpu" or visibility.cached:
         return 1
     (B, T, N, _), S = q_BTNH.shape, k_BSKH.shape[1]
-    return max(1, min(PARTS, B, 4 * B * N * T * S // PART_BYTES))
+    return max(1, min(PARTS, B // 2, 4 * B * N * T * S // PART_BYTES))  # rows alone take memory
 
 
 def _attend(
