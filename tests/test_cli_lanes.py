@@ -224,11 +224,14 @@ def error_line_of(capsys):
 
 
 def test_shipped_curves_are_of_their_presets():
-    """Each follows its preset as it is now, and has five seeds at least."""
+    """Each follows its preset as it is now, and has five seeds at least.
+
+    One of them may leave the curve of the others: at one in 20 a quarter of curves has such a one.
+    """
     from jaxgpt.presets import RUNS
 
     for path in reference.CURVES.glob("*.json"):
         found = reference.find_reference(path.stem)
         reference.check_recipe(found, RUNS[path.stem]())
-        assert found.training.n >= 5 and len(found.training.steps) >= 40 and found.alarms == 0
+        assert found.training.n >= 5 and len(found.training.steps) >= 40 and found.alarms <= 1
         assert path.stat().st_size < 10_000
