@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ import reference
 from jaxgpt.kernels import attend, dropout
 from jaxgpt.kernels import reference as kernel
 from jaxgpt.masks import Visibility
+from jaxgpt.taps import SiteTap
 
 
 def draw(*shape, seed=0):
@@ -64,7 +66,9 @@ def test_rows_in_parts_equal_all_at_once(one_row, knobs, monkeypatch):
     for got, known in zip(parted(*arrays), want, strict=True):
         np.testing.assert_allclose(got, known, rtol=1e-5, atol=1e-5)
     cached = visibility.replace(cached=True)
-    assert kernel._parts(*arrays[:2], visibility) == 2 and kernel._parts(*arrays[:2], cached) == 1
+    assert (
+        kernel.in_parts(*arrays[:2], visibility) == 2 and kernel.in_parts(*arrays[:2], cached) == 1
+    )
 
 
 def test_a_bias_is_added_to_the_scores():
@@ -222,3 +226,23 @@ def test_the_derivative_of_the_softmax_is_that_of_its_formula(with_sinks):
     pairs = map(jax.tree.leaves, (gradients(kernel._softmax), plain))
     for got, want in zip(*pairs, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_looking_does_not_take_the_place_of_parts(monkeypatch):
+    """Scores are captured beside the parts, whose result stays; patched, they make the result."""
+    q, k, v = qkv(B=4)
+    monkeypatch.setattr(kernel, "PART_BYTES", 1)
+    calls = []
+    whole = kernel._attend
+
+    def counted(q, *arrays, **options):
+        calls.append(len(q))
+        return whole(q, *arrays, **options)
+
+    monkeypatch.setattr(kernel, "_attend", counted)
+    visibility = Visibility.full(4, 6)
+    attend(q, k, v, visibility, scale=0.3)
+    for patched, want in (((), [2, 2, 4, 2, 2]), (("probs",), [2, 2, 4])):
+        attend(q, k, v, visibility, scale=0.3, tap=SiteTap(nn.Module(), patched))
+        assert calls == want
+        calls[2:] = []

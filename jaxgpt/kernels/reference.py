@@ -78,7 +78,7 @@ def attend(
     options: dict[str, Any] = dict(scale=scale, softcap=softcap, bias=bias, sinks_N=sinks_N)
     options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_key, tap=tap)
     whole = tap is not None or dropout_key is not None
-    if whole or (n_parts := _parts(q_BTNH, k_BSKH, visibility)) == 1:
+    if whole or (n_parts := in_parts(q_BTNH, k_BSKH, visibility)) == 1:
         return _attend(q_BTNH, k_BSKH, v_BSKP, visibility, **options)
 
     B, arrays = len(q_BTNH), (q_BTNH, k_BSKH, v_BSKP, visibility)
@@ -95,7 +95,7 @@ PARTS = 4  # at most, on a CPU
 PART_BYTES = 2**20  # of scores, at least
 
 
-def _parts(q_BTNH: Array, k_BSKH: Array, visibility: Visibility) -> int:
+def in_parts(q_BTNH: Array, k_BSKH: Array, visibility: Visibility) -> int:
     """In how many independent calls the rows are served.
 
     XLA's CPU back end keeps a batch of products on one core, and independent ones on several: 10 to
@@ -104,7 +104,7 @@ def _parts(q_BTNH: Array, k_BSKH: Array, visibility: Visibility) -> int:
     if jax.default_backend() != "cpu" or visibility.cached:
         return 1
     (B, T, N, _), S = q_BTNH.shape, k_BSKH.shape[1]
-    return max(1, min(PARTS, B // 2, 4 * B * N * T * S // PART_BYTES))  # rows alone take memory
+    return max(1, min(PARTS, B // 2, 4 * B * N * T * S // PART_BYTES))  # single rows take memory
 
 
 def _attend(
