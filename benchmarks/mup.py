@@ -44,8 +44,8 @@ from jaxgpt.data.batches import Batches
 from jaxgpt.model import ModelConfig, forward
 from jaxgpt.presets import RUNS
 from jaxgpt.train.config import TrainConfig
+from jaxgpt.train.cpu import tune_cpu
 from jaxgpt.train.devices import only_cpu
-from jaxgpt.train.malloc import tune_malloc
 from jaxgpt.train.optim import optimizer
 from jaxgpt.train.step import init_state, train_step
 
@@ -218,7 +218,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv=None):
     options = parser().parse_args(argv)
     if only_cpu(None):
-        tune_malloc()
+        tune_cpu()
     ids_T, vocab = read(options.text, options.characters)
     base = options.base or min(options.widths)
     setting = Setting(base, options.layers, options.context, options.batch, vocab)

@@ -39,8 +39,8 @@ from jaxgpt.study.planning.setting import Setting
 from jaxgpt.study.planning.state import state_of
 from jaxgpt.study.planning.timing import Efficiency, step_time
 from jaxgpt.train.config import MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.train.cpu import tune_cpu
 from jaxgpt.train.devices import only_cpu
-from jaxgpt.train.malloc import tune_malloc
 
 MIB = 2.0**20
 
@@ -287,7 +287,7 @@ def main(argv=None):
         return
     began = time.perf_counter()
     if only_cpu(None):
-        tune_malloc()
+        tune_cpu()
     report = Report("Planning: predicted and measured", options.out)
     limits = limits_of(options, "float32")
     chip = this_cpu(limits, 64 * 2.0**30)

@@ -23,8 +23,8 @@ from jaxgpt.data.batches import Batch
 from jaxgpt.model import ModelConfig
 from jaxgpt.study.bench import Training, alternate, compared
 from jaxgpt.train.config import OptimConfig, TrainConfig
+from jaxgpt.train.cpu import tune_cpu
 from jaxgpt.train.devices import only_cpu
-from jaxgpt.train.malloc import tune_malloc
 from jaxgpt.train.optim import optimizer
 from jaxgpt.train.step import init_state, train_step
 
@@ -207,7 +207,7 @@ def main(argv=None):
     made.set_defaults(turn_seconds=0.3, rounds=3)
     options = made.parse_args(argv)
     if only_cpu(None):
-        tune_malloc()
+        tune_cpu()
     sweep = SWEEPS[options.shape]
     report = Report("Scaling: time and memory of a training step", options.out)
     if options.times:

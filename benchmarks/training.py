@@ -24,8 +24,8 @@ from jaxgpt.model import ModelConfig
 from jaxgpt.presets.models import wikitext2_char
 from jaxgpt.study.bench import Training
 from jaxgpt.train.config import OptimConfig, TrainConfig
+from jaxgpt.train.cpu import tune_cpu
 from jaxgpt.train.devices import only_cpu
-from jaxgpt.train.malloc import tune_malloc
 from jaxgpt.train.optimizers import AdamW
 
 
@@ -147,7 +147,7 @@ def main(argv=None):
     options = made.parse_args(argv)
     share_the_device()
     if only_cpu(None):
-        tune_malloc()  # as train.py does
+        tune_cpu()  # as train.py does
     shape = SHAPES[options.shape]
     report = Report("Training: a step, and tokens a second", options.out)
     for rows in options.batch_size or shape.batch_sizes:

@@ -30,3 +30,21 @@ Key = jax.Array  # a typed PRNG key, jax.random.key(seed)
 def wide(x: jax.Array) -> jax.Array:
     """Float32 of x, or float64 where it is that already: for sums that must not round."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+@jax.custom_jvp
+def rounded(x: jax.Array) -> jax.Array:
+    """x, whose last multiplication a CPU rounds before it adds anything, as PyTorch does.
+
+    XLA makes one instruction of a product and a sum that it fuses, which skips the rounding between
+    them: what is captured there would not be, to the bit, what the model goes on with. Choosing x
+    where x is a number keeps them apart.
+    """
+    return jnp.where(x == x, x, jnp.nan) if jax.default_backend() == "cpu" else x
+
+
+@rounded.defjvp
+def _rounded_slope(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    return rounded(*primals), tangents[0]

@@ -27,7 +27,7 @@ def quick(monkeypatch):
     """The limits are known, and malloc stays as it is."""
     limits = machine.Limits("float32", 1e11, 1e10, 1e10)
     monkeypatch.setattr(machine, "measure_limits", lambda dtype: limits)
-    monkeypatch.setattr(bench, "tune_malloc", lambda: True)
+    monkeypatch.setattr(bench, "tune_cpu", lambda: True)
 
 
 def measured(capsys, tmp_path, *words):

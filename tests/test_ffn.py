@@ -96,9 +96,17 @@ def test_a_width_must_be_positive(box):
         GatedMLP(limit=-1.0)
 
 
-def test_the_slope_of_gelu_is_that_of_its_formula():
+@pytest.mark.parametrize("name", ["gelu_tanh", "gelu"])
+def test_the_slope_of_gelu_is_that_of_its_formula(name):
     x = jnp.linspace(-6, 6, 241)
+    formula = lambda x: jax.nn.gelu(x, approximate=name == "gelu_tanh")  # noqa: E731
     second = lambda f: jax.grad(jax.grad(f))  # noqa: E731
     for order, atol in ((jax.grad, 5e-6), (second, 1e-4)):  # 1 - tanh^2 cancels in float32
-        got, want = (jax.vmap(order(f))(x) for f in (ACTIVATIONS["gelu_tanh"], jax.nn.gelu))
+        got, want = (jax.vmap(order(f))(x) for f in (ACTIVATIONS[name], formula))
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=atol)
+
+
+def test_how_close_gelu_is_to_its_formula():
+    x = np.linspace(-100, 100, 400_001).astype(np.float32)
+    want = reference.gelu(x.astype(float))
+    np.testing.assert_allclose(jax.jit(ACTIVATIONS["gelu"])(x), want, rtol=2e-7, atol=1.1e-6)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,6 @@ import reference
 from jaxgpt.kernels import attend, dropout
 from jaxgpt.kernels import reference as kernel
 from jaxgpt.masks import Visibility
-from jaxgpt.taps import SiteTap
 
 
 def draw(*shape, seed=0):
@@ -228,21 +226,31 @@ def test_the_derivative_of_the_softmax_is_that_of_its_formula(with_sinks):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-def test_looking_does_not_take_the_place_of_parts(monkeypatch):
-    """Scores are captured beside the parts, whose result stays; patched, they make the result."""
-    q, k, v = qkv(B=4)
+@pytest.mark.parametrize("knobs", KNOBS, ids=["plain", "capped"])
+def test_parts_stay_parts_when_looked_at_or_patched(knobs, monkeypatch):
+    """Three programs, one result to the bit; the scores are whole only where they are looked at."""
+    arrays, visibility = qkv(B=4), Visibility.full(4, 6)
     monkeypatch.setattr(kernel, "PART_BYTES", 1)
-    calls = []
-    whole = kernel._attend
 
-    def counted(q, *arrays, **options):
-        calls.append(len(q))
-        return whole(q, *arrays, **options)
+    def run(look=(), put=None):
+        seen = {}
 
-    monkeypatch.setattr(kernel, "_attend", counted)
-    visibility = Visibility.full(4, 6)
-    attend(q, k, v, visibility, scale=0.3)
-    for patched, want in (((), [2, 2, 4, 2, 2]), (("probs",), [2, 2, 4])):
-        attend(q, k, v, visibility, scale=0.3, tap=SiteTap(nn.Module(), patched))
-        assert calls == want
-        calls[2:] = []
+        def tap(name, x):
+            seen.update({name: x} if name in look else {})
+            return (put or {}).get(name, x)
+
+        asked = tap if look or put else None
+        y = kernel.attend(*arrays, visibility, scale=0.3, tap=asked, **knobs)
+        return y, seen
+
+    sites = ("scores", "probs")
+    plain = jax.jit(run)
+    text = plain.lower().as_text()
+    assert "tensor<2x4x6x6xf32>" in text and "tensor<4x4x6x6xf32>" not in text
+    want, _ = plain()
+    got, seen = jax.jit(lambda: run(sites))()
+    assert np.array_equal(got, want) and seen["probs"].shape == (4, 4, 6, 6)
+    np.testing.assert_allclose(seen["probs"].sum(-1) <= 1.0001, True)
+    for site in sites:
+        assert np.array_equal(jax.jit(lambda put: run(put=put)[0])({site: seen[site]}), want), site
+        assert not np.allclose(run(put={site: seen[site][::-1]})[0], want)

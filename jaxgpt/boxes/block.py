@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxgpt.boxes.base import BlockBox, Dims
 from jaxgpt.kernels import dropout
 from jaxgpt.masks import Visibility
-from jaxgpt.shapes import Key
+from jaxgpt.shapes import Key, rounded
 from jaxgpt.taps import tap
 
 BlockOut = tuple[Float[Array, "B T D"], Any, dict[str, Array]]
@@ -112,7 +112,8 @@ class _Block(nn.Module):
 
     def norm(self, name: str, x_BTD: Array) -> Array:
         """One of the block's norms."""
-        return tap(self, f"{name}/out", self.layer.norm.build(name=name)(x_BTD))
+        y_BTD = self.layer.norm.build(name=name)(x_BTD)
+        return tap(self, f"{name}/out", rounded(y_BTD) if self.out_norms else y_BTD)
 
 
 class _PreNorm(_Block):

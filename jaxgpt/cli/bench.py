@@ -15,9 +15,9 @@ from jaxgpt.config import RunConfig, resolve
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import ModelConfig
 from jaxgpt.sample.weights import STORED
+from jaxgpt.train.cpu import tune_cpu
 from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.files import write_atomic
-from jaxgpt.train.malloc import tune_malloc
 
 if TYPE_CHECKING:
     from jaxgpt.costs import Cost
@@ -80,7 +80,7 @@ def _bench(argv: list[str]) -> None:
     if training and options.weights:
         raise ConfigError("--weights is for decode and prefill")
     if training and only_cpu(options.device):
-        tune_malloc()
+        tune_cpu()
     start_jax(options.device)
     from jaxgpt.study import machine  # here as below: slow to import
     from jaxgpt.study.bench import compared

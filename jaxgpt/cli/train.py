@@ -19,9 +19,9 @@ from jaxgpt.errors import ConfigError
 from jaxgpt.presets import RUNS
 from jaxgpt.presets.runs import finetune
 from jaxgpt.train import joining, processes
+from jaxgpt.train.cpu import tune_cpu
 from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.files import write_atomic
-from jaxgpt.train.malloc import tune_malloc
 from jaxgpt.train.profiling import profiled_steps
 from jaxgpt.train.report import process_age_s
 from jaxgpt.train.runfolder import RunFolder, open_run, run_path
@@ -80,7 +80,7 @@ def _train(argv: list[str]) -> None:
         path = run_path(name)
         folder = open_run(path) if processes.leads() else RunFolder(path)
         if only_cpu(options.device):
-            tune_malloc()
+            tune_cpu()
         start_jax(options.device)
         _fit(folder, run, origin, profile)
 

@@ -50,8 +50,8 @@ def attend(
       dropout_rate: Rate on the probabilities.
       dropout_key: None for no dropout.
       tap: Called at `scores` and `probs`, or None where nobody asks for them. Another kernel than
-        the reference, and the reference in parts, never hold either: the reference then computes
-        them beside it, and gives the result too if they are patched.
+        the reference never holds either: the reference then computes them beside it, and gives
+        the result too if they are patched.
 
     Raises:
       ConfigError: The kernel that was asked for cannot serve this call.
@@ -74,12 +74,11 @@ def attend(
         )
     )
     arrays = q_BTNH, k_BSKH, v_BSKP, visibility
+    if tap is not None and tap.patched:
+        choice = Choice("reference", f"patched {' and '.join(tap.patched)}")
     if tap is not None:
         y_BTNP = reference.attend(*arrays, **options, tap=tap)
-        if tap.patched:
-            choice = Choice("reference", f"patched {' and '.join(tap.patched)}")
-        whole = tap.patched or reference.in_parts(q_BTNH, k_BSKH, visibility) == 1
-        if choice.kernel == "reference" and whole:
+        if choice.kernel == "reference":
             note(choice)
             return y_BTNP
     note(choice)

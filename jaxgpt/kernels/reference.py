@@ -4,7 +4,7 @@
 It builds the score matrix, so its memory grows with T * S; scores and softmax are in float32.
 """
 
-import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgpt.masks import Visibility
 from jaxgpt.products import narrow_first
-from jaxgpt.shapes import Key, wide
+from jaxgpt.shapes import Key, rounded, wide
 
 # (q_pos_BT, k_pos_BS) -> scores to add, broadcastable to (B, N, T, S)
 ScoreBias = Callable[[Int[Array, "B T"], Int[Array, "B S"]], Float[Array, "..."]]
@@ -75,20 +75,25 @@ def attend(
       https://arxiv.org/abs/2408.00118; sinks: Xiao et al. 2023, https://arxiv.org/abs/2309.17453,
       as a trained logit: OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925
     """
-    options: dict[str, Any] = dict(scale=scale, softcap=softcap, bias=bias, sinks_N=sinks_N)
-    options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_key, tap=tap)
-    whole = tap is not None or dropout_key is not None
-    if whole or (n_parts := in_parts(q_BTNH, k_BSKH, visibility)) == 1:
-        return _attend(q_BTNH, k_BSKH, v_BSKP, visibility, **options)
-
     B, arrays = len(q_BTNH), (q_BTNH, k_BSKH, v_BSKP, visibility)
+    n_parts = 1 if dropout_key is not None else in_parts(q_BTNH, k_BSKH, visibility)
+    bounds = list(itertools.pairwise(B * i // n_parts for i in range(n_parts + 1)))
 
-    def rows(part: int, x: Array) -> Array:
-        first, last = (B * i // n_parts for i in (part, part + 1))
-        return x[first:last] if len(x) == B else x  # positions may be one row for all
+    def tapped(name: str, parts: list[Array]) -> list[Array]:
+        if tap is None:
+            return parts
+        x_BNTS = tap(name, jnp.concatenate(parts))
+        return [x_BNTS[first:last] for first, last in bounds]
 
-    parts = [jax.tree.map(functools.partial(rows, i), arrays) for i in range(n_parts)]
-    return jnp.concatenate([_attend(*part, **options) for part in parts])
+    def rows(first: int, last: int) -> Any:  # positions may be one row for all
+        return jax.tree.map(lambda x: x[first:last] if len(x) == B else x, arrays)
+
+    qs, ks, vs, sees = zip(*(rows(*bound) for bound in bounds), strict=True)
+    scores = tapped("scores", [_scores(q, k, scale, softcap) for q, k in zip(qs, ks, strict=True)])
+    seen = zip(scores, sees, strict=True)
+    probs = tapped("probs", [_probs(x, see, bias, sinks_N) for x, see in seen])
+    probs = [dropout(x.astype(v_BSKP.dtype), dropout_rate, dropout_key) for x in probs]
+    return jnp.concatenate([_outputs(*part) for part in zip(probs, vs, sees, strict=True)])
 
 
 PARTS = 4  # at most, on a CPU
@@ -107,42 +112,38 @@ def in_parts(q_BTNH: Array, k_BSKH: Array, visibility: Visibility) -> int:
     return max(1, min(PARTS, B // 2, 4 * B * N * T * S // PART_BYTES))  # single rows take memory
 
 
-def _attend(
-    q_BTNH: Array,
-    k_BSKH: Array,
-    v_BSKP: Array,
-    visibility: Visibility,
-    *,
-    scale: float,
-    softcap: float | None,
-    bias: ScoreBias | None,
-    sinks_N: Array | None,
-    dropout_rate: float,
-    dropout_key: Key | None,
-    tap: Callable[[str, Array], Array] | None,
-) -> Array:
-    tap = tap or (lambda name, x: x)
+def _scores(q_BTNH: Array, k_BSKH: Array, scale: float, softcap: float | None) -> Array:
     (B, T, N, H), (_, S, K, _) = q_BTNH.shape, k_BSKH.shape
     # One contiguous batch of B*K plain matrix products: about twice as fast on CPU as an einsum
     # over four-dimensional operands, and the same work elsewhere. G query heads share each of them.
     q = q_BTNH.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4).reshape(B * K, -1, H)
-    k, v = (narrow_first(x.transpose(0, 2, 1, 3).reshape(B * K, S, -1)) for x in (k_BSKH, v_BSKP))
-
-    score_dtype = jnp.promote_types(q.dtype, jnp.float32)
-    scores = jnp.einsum("bqh,bsh->bqs", q, k, preferred_element_type=score_dtype)
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    scores = jnp.einsum("bqh,bsh->bqs", q, _by_head(k_BSKH), preferred_element_type=dtype)
     scores_BNTS = scores.reshape(B, N, T, S) * scale
     if softcap is not None:
         scores_BNTS = softcap * jnp.tanh(scores_BNTS / softcap)
-    scores_BNTS = tap("scores", scores_BNTS)
+    return rounded(scores_BNTS)
+
+
+def _probs(
+    scores_BNTS: Array, visibility: Visibility, bias: ScoreBias | None, sinks_N: Array | None
+) -> Array:
     if bias is not None:
         scores_BNTS += bias(visibility.q_pos_BT, visibility.k_pos_BS)
-    seen_b1TS = visibility.mask()[:, None]
-    sinks_1N11 = None if sinks_N is None else sinks_N.astype(score_dtype)[None, :, None, None]
-    probs_BNTS = _softmax(scores_BNTS, seen_b1TS, sinks_1N11)
-    probs_BNTS = tap("probs", probs_BNTS)
-    probs_BNTS = dropout(probs_BNTS.astype(v.dtype), dropout_rate, dropout_key)
-    y = _mixed(probs_BNTS.reshape(B * K, -1, S), v, visibility)
+    sinks = None if sinks_N is None else sinks_N.astype(scores_BNTS.dtype)[None, :, None, None]
+    return _softmax(scores_BNTS, visibility.mask()[:, None], sinks)
+
+
+def _outputs(probs_BNTS: Array, v_BSKP: Array, visibility: Visibility) -> Array:
+    (B, N, T, S), v = probs_BNTS.shape, _by_head(v_BSKP)
+    y = _mixed(probs_BNTS.reshape(len(v), -1, S), v, visibility)
     return y.reshape(B, N, T, -1).transpose(0, 2, 1, 3)
+
+
+def _by_head(x_BSKH: Array) -> Array:
+    """Keys or values as B*K matrices of S rows."""
+    B, S, K, _ = x_BSKH.shape
+    return narrow_first(x_BSKH.transpose(0, 2, 1, 3).reshape(B * K, S, -1))
 
 
 @jax.custom_jvp

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make glibc keep what XLA's CPU back end frees: its scratch memory is asked for anew every step.
+"""What a process does before it trains on a CPU: XLA asks for its scratch memory anew every step.
 
 By default each of these large blocks is mapped, cleared by the kernel page by page and unmapped
 again, which costs a small model a fifth of its time or more.
@@ -8,16 +8,22 @@ again, which costs a small model a fifth of its time or more.
 import contextlib
 import ctypes
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8  # malloc.h
+import jax
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # malloc.h
 MADV_HUGEPAGE = 14  # sys/mman.h
 PAGE = 4096
 
 
-def tune_malloc(reserve_bytes: int = 1 << 30) -> bool:
-    """One arena, nothing given back to the system, huge pages: for a process that trains on CPU.
+def tune_cpu(reserve_bytes: int = 1 << 30) -> bool:
+    """Nothing given back to the system, huge pages, and steps that run on the calling thread.
 
-    Call it before the first computation: threads keep the arena they began with. Memory that was
-    used once stays with the process. Elsewhere than on glibc nothing happens.
+    Call it on the main thread, before the first computation. In glibc the main thread's heap alone
+    grows without limit; those of other threads end at 64 MiB, and an empty one is unmapped. So the
+    main thread runs the steps, instead of one that the back end keeps for them, and the workers
+    pack their matrices on heaps of their own, where they do not wait for each other.
+
+    Memory that was used once stays with the process. Elsewhere than on glibc nothing happens.
 
     Args:
       reserve_bytes: Address space to mark for huge pages; it is taken from the system as it is
@@ -30,12 +36,7 @@ def tune_malloc(reserve_bytes: int = 1 << 30) -> bool:
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
-        settings = {
-            M_ARENA_MAX: 1,
-            M_MMAP_MAX: 0,
-            M_TRIM_THRESHOLD: 2**31 - 1,
-            M_TOP_PAD: 64 << 20,
-        }
+        settings = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 64 << 20}
         # mallopt answers 1 where it set the value; a list, so that each is tried.
         if not all([libc.mallopt(name, value) for name, value in settings.items()]):
             return False
@@ -48,5 +49,6 @@ def tune_malloc(reserve_bytes: int = 1 << 30) -> bool:
         start = -(-block // PAGE) * PAGE
         marked = libc.madvise(start, reserve_bytes - 2 * PAGE, MADV_HUGEPAGE) == 0
         libc.free(block)
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
         return marked
     return False

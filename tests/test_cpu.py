@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from jaxgpt.train import malloc
+from jaxgpt.train import cpu
 
 SCRIPT = """
 import resource, sys
 import numpy as np
-from jaxgpt.train.malloc import tune_malloc
+from jaxgpt.train.cpu import tune_cpu
 
 if sys.argv[1] == "tuned":
-    assert tune_malloc(64 << 20)
+    assert tune_cpu(64 << 20)
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -47,5 +47,5 @@ def test_elsewhere_nothing_happens(monkeypatch):
     def missing(name):
         raise OSError(name)
 
-    monkeypatch.setattr(malloc.ctypes, "CDLL", missing)
-    assert malloc.tune_malloc() is False
+    monkeypatch.setattr(cpu.ctypes, "CDLL", missing)
+    assert cpu.tune_cpu() is False
