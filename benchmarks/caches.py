@@ -15,6 +15,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+from harness import ready_device
 
 from jaxgpt import GQA, MLA, ModelConfig, RoPE, forward, init_params
 from jaxgpt.costs import decode_costs, kv_bytes_per_token, total
@@ -69,6 +70,7 @@ def main(argv=None):
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=100)
     args = parser.parse_args(argv)
+    ready_device()
     base = ModelConfig(
         4096, args.tokens, args.d_model, args.layers, position=RoPE(), attention=GQA(16)
     )

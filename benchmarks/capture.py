@@ -13,12 +13,10 @@ import time
 
 import jax
 import jax.numpy as jnp
-from harness import Competitor, Report, compete, in_turns, limits_of, parser
+from harness import Competitor, Report, compete, in_turns, limits_of, parser, ready_device
 
 from jaxgpt import GQA, ModelConfig, forward, init_params, next_token_loss
 from jaxgpt.costs import prefill_costs, total, train_costs
-from jaxgpt.train.cpu import tune_cpu
-from jaxgpt.train.devices import only_cpu
 
 STREAM = ("block_*/in", "block_*/mid", "block_*/out")
 SHAPES = {"tiny": (16, 2, 2, 8), "small": (256, 12, 4, 256)}  # width, layers, rows, tokens
@@ -63,8 +61,7 @@ def main(argv=None):
     made = parser(__doc__)
     made.add_argument("--shape", choices=SHAPES, default="small")
     options = made.parse_args(argv)
-    if only_cpu(None):
-        tune_cpu()  # as train.py does
+    ready_device()
     width, n_layers, rows, tokens = SHAPES[options.shape]
     cfg = model(width, n_layers, tokens)
     params = jax.jit(functools.partial(init_params, cfg))(jax.random.key(0))

@@ -14,7 +14,7 @@ pass each, measured at `--lengths` of them and joined by straight lines.
 import dataclasses
 import itertools
 
-from harness import Competitor, Peer, Report, compete, in_turns, limits_of, parser, share_the_device
+from harness import Competitor, Peer, Report, compete, in_turns, limits_of, parser, ready_device
 
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.ffn import GatedMLP
@@ -223,7 +223,7 @@ def main(argv=None):
     made.add_argument("--transformers-python", help="an interpreter with transformers")
     made.add_argument("--peer-dtypes", nargs="+", default=["float32"])
     options = made.parse_args(argv)
-    share_the_device()
+    ready_device()
     shape, params = shape_of(options)
     asked = {
         "prompt": options.prompt_tokens,

@@ -20,6 +20,8 @@ from typing import Any
 from jaxgpt.costs import Cost
 from jaxgpt.study import machine
 from jaxgpt.study.bench import alternate, compared
+from jaxgpt.train.cpu import tune_cpu
+from jaxgpt.train.devices import only_cpu
 
 HERE = Path(__file__).resolve().parent
 PAUSE_S = 0.05
@@ -223,9 +225,11 @@ def limits_of(options: argparse.Namespace, dtype: str) -> machine.Limits:
     return machine.measure_limits(dtype, largest=options.largest, n_bytes=options.bytes)
 
 
-def share_the_device() -> None:
-    """Let JAX take a GPU's memory as it needs it, so that peers find some; before it starts."""
+def ready_device() -> None:
+    """Before JAX starts: tune a CPU as the commands do, and leave peers some of a GPU's memory."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if only_cpu(None):
+        tune_cpu()
 
 
 def _commit() -> str:

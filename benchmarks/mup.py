@@ -29,7 +29,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
-from harness import Report
+from harness import Report, ready_device
 from mup_figures import (
     NAMES,
     SITES,
@@ -44,8 +44,6 @@ from jaxgpt.data.batches import Batches
 from jaxgpt.model import ModelConfig, forward
 from jaxgpt.presets import RUNS
 from jaxgpt.train.config import TrainConfig
-from jaxgpt.train.cpu import tune_cpu
-from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.optim import optimizer
 from jaxgpt.train.step import init_state, train_step
 
@@ -217,8 +215,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv=None):
     options = parser().parse_args(argv)
-    if only_cpu(None):
-        tune_cpu()
+    ready_device()
     ids_T, vocab = read(options.text, options.characters)
     base = options.base or min(options.widths)
     setting = Setting(base, options.layers, options.context, options.batch, vocab)

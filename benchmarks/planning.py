@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 import jax
-from harness import Report, in_turns, limits_of, parser
+from harness import Report, in_turns, limits_of, parser, ready_device
 
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.ffn import MLP, GatedMLP
@@ -39,8 +39,6 @@ from jaxgpt.study.planning.setting import Setting
 from jaxgpt.study.planning.state import state_of
 from jaxgpt.study.planning.timing import Efficiency, step_time
 from jaxgpt.train.config import MeshConfig, OptimConfig, TrainConfig
-from jaxgpt.train.cpu import tune_cpu
-from jaxgpt.train.devices import only_cpu
 
 MIB = 2.0**20
 
@@ -286,8 +284,7 @@ def main(argv=None):
         work(options, cases)
         return
     began = time.perf_counter()
-    if only_cpu(None):
-        tune_cpu()
+    ready_device()
     report = Report("Planning: predicted and measured", options.out)
     limits = limits_of(options, "float32")
     chip = this_cpu(limits, 64 * 2.0**30)

@@ -12,7 +12,7 @@ import dataclasses
 from pathlib import Path
 
 import drawing
-from harness import Competitor, Report, compete, in_turns, limits_of, parser
+from harness import Competitor, Report, compete, in_turns, limits_of, parser, ready_device
 
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.costs import decode_costs, prefill_costs, total, train_costs
@@ -126,6 +126,7 @@ def main(argv=None):
     made.add_argument("--shape", choices=SHAPES, default="cpu")
     made.add_argument("--figure", type=Path)
     options = made.parse_args(argv)
+    ready_device()
     shape = SHAPES[options.shape]
     report = Report("Roofline: which limit binds, and how near each regime comes", options.out)
     found, boxes = competitors(shape, options)

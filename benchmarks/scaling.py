@@ -15,7 +15,7 @@ from pathlib import Path
 
 import drawing
 import jax
-from harness import Report, limits_of, parser
+from harness import Report, limits_of, parser, ready_device
 
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.costs import total, train_costs
@@ -23,8 +23,6 @@ from jaxgpt.data.batches import Batch
 from jaxgpt.model import ModelConfig
 from jaxgpt.study.bench import Training, alternate, compared
 from jaxgpt.train.config import OptimConfig, TrainConfig
-from jaxgpt.train.cpu import tune_cpu
-from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.optim import optimizer
 from jaxgpt.train.step import init_state, train_step
 
@@ -206,8 +204,7 @@ def main(argv=None):
     made.add_argument("--times", action=argparse.BooleanOptionalAction, default=True)
     made.set_defaults(turn_seconds=0.3, rounds=3)
     options = made.parse_args(argv)
-    if only_cpu(None):
-        tune_cpu()
+    ready_device()
     sweep = SWEEPS[options.shape]
     report = Report("Scaling: time and memory of a training step", options.out)
     if options.times:

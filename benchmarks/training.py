@@ -13,7 +13,7 @@ import argparse
 import dataclasses
 import sys
 
-from harness import Competitor, Peer, Report, compete, in_turns, limits_of, parser, share_the_device
+from harness import Competitor, Peer, Report, compete, in_turns, limits_of, parser, ready_device
 
 from jaxgpt.boxes.attention import GQA
 from jaxgpt.boxes.ffn import MLP
@@ -24,8 +24,6 @@ from jaxgpt.model import ModelConfig
 from jaxgpt.presets.models import wikitext2_char
 from jaxgpt.study.bench import Training
 from jaxgpt.train.config import OptimConfig, TrainConfig
-from jaxgpt.train.cpu import tune_cpu
-from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.optimizers import AdamW
 
 
@@ -145,9 +143,7 @@ def main(argv=None):
     made.add_argument("--torch-python", help="an interpreter with torch, for the note's model")
     made.add_argument("--modes", nargs="+", default=["eager"], choices=("eager", "compiled"))
     options = made.parse_args(argv)
-    share_the_device()
-    if only_cpu(None):
-        tune_cpu()  # as train.py does
+    ready_device()
     shape = SHAPES[options.shape]
     report = Report("Training: a step, and tokens a second", options.out)
     for rows in options.batch_size or shape.batch_sizes:

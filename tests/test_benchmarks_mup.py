@@ -21,7 +21,7 @@ def mup(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("mup")
     monkeypatch.setattr(module, "COMPILER_OPTIONS", FAST)
-    monkeypatch.setattr(module, "tune_cpu", lambda: True)
+    monkeypatch.setattr(importlib.import_module("harness"), "tune_cpu", lambda: True)
     (tmp_path / "text.txt").write_text(TEXT)
     monkeypatch.chdir(tmp_path)
     yield module

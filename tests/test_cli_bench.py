@@ -9,7 +9,7 @@ import pytest
 from commandline import error_line
 
 from jaxgpt import cli
-from jaxgpt.cli import bench
+from jaxgpt.cli import bench, command
 from jaxgpt.study import machine
 
 SMALL = (
@@ -27,7 +27,7 @@ def quick(monkeypatch):
     """The limits are known, and malloc stays as it is."""
     limits = machine.Limits("float32", 1e11, 1e10, 1e10)
     monkeypatch.setattr(machine, "measure_limits", lambda dtype: limits)
-    monkeypatch.setattr(bench, "tune_cpu", lambda: True)
+    monkeypatch.setattr(command, "tune_cpu", lambda: True)
 
 
 def measured(capsys, tmp_path, *words):

@@ -40,7 +40,7 @@ def _gelu_tanh_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Arr
 
 @jax.custom_jvp
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """x times the normal distribution's share below x, by erf as in PyTorch: within 1.1e-6.
+    """X times the normal distribution's share below x, by erf as in PyTorch: within 1.1e-6.
 
     Half of the time of erfc, whose tail is exact. Training keeps one array of it.
 

@@ -15,8 +15,6 @@ from jaxgpt.config import RunConfig, resolve
 from jaxgpt.errors import ConfigError
 from jaxgpt.model import ModelConfig
 from jaxgpt.sample.weights import STORED
-from jaxgpt.train.cpu import tune_cpu
-from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.files import write_atomic
 
 if TYPE_CHECKING:
@@ -79,9 +77,7 @@ def _bench(argv: list[str]) -> None:
     training = options.what == "train"
     if training and options.weights:
         raise ConfigError("--weights is for decode and prefill")
-    if training and only_cpu(options.device):
-        tune_cpu()
-    start_jax(options.device)
+    start_jax(options.device, heavy=True)
     from jaxgpt.study import machine  # here as below: slow to import
     from jaxgpt.study.bench import compared
 

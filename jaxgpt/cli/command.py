@@ -21,7 +21,8 @@ import jax
 
 from jaxgpt.configlib import unknown
 from jaxgpt.errors import ConfigError, JaxgptError, ResourceError
-from jaxgpt.train.devices import check_xla_flags, choose_device, unused_gpu_warning
+from jaxgpt.train.cpu import tune_cpu
+from jaxgpt.train.devices import check_xla_flags, choose_device, only_cpu, unused_gpu_warning
 
 LESS_MEMORY = "lower --train.batch_size or --model.context_length, or raise --train.accumulate"
 
@@ -116,15 +117,18 @@ def note(text: str) -> None:
             print(" ".join(text.splitlines()), file=sys.stderr, flush=True)
 
 
-def start_jax(device: Literal["cpu", "gpu", "tpu"] | None) -> None:
+def start_jax(device: Literal["cpu", "gpu", "tpu"] | None, *, heavy: bool = False) -> None:
     """Choose the devices, warn of an idle GPU, and keep compiled programs between runs.
 
     Args:
       device: cpu, gpu, tpu, or None for JAX's own choice.
+      heavy: The command is there to compute, so that a CPU is worth tuning.
 
     Raises:
       ConfigError: There is no such device, or XLA_FLAGS is wrong.
     """
+    if heavy and only_cpu(device):
+        tune_cpu()
     use_compilation_cache()
     logging.getLogger("jax._src.xla_bridge").addFilter(_not_ours)
     check_xla_flags()

@@ -69,7 +69,7 @@ def _evaluate(argv: list[str]) -> None:
         return
     _check(options)
     source = named_source(options.model, options.dtype)
-    start_jax(options.device)
+    start_jax(options.device, heavy=True)
     _check_windows(options, source)
     params = source.params()
     how = {name: getattr(options, name) for name in ("batch_size", "dtype", "context", "stride")}

@@ -17,8 +17,6 @@ from jaxgpt.configlib import options_in, short_name
 from jaxgpt.errors import ConfigError
 from jaxgpt.study.lanes import SEEDS, LaneNotes, read_lanes, read_notes, summary
 from jaxgpt.train.config import MeshConfig
-from jaxgpt.train.cpu import tune_cpu
-from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.report import process_age_s
 from jaxgpt.train.runfolder import RunFolder, open_run, run_path
 from jaxgpt.train.stepfolder import step_folders
@@ -53,9 +51,7 @@ def train_lanes(options: argparse.Namespace, rest: Sequence[str]) -> None:
     top = open_run(run_path(name))
     if top.config_path.exists():
         raise ConfigError("a run is there", where=str(top.path), fix="--run=ANOTHER_NAME")
-    if only_cpu(options.device):
-        tune_cpu()
-    start_jax(options.device)
+    start_jax(options.device, heavy=True)
     _fit(top, runs, LaneNotes(values), numbers)
     from jaxgpt.study.curveplots import draw_lanes
     from jaxgpt.study.runs import unfailing

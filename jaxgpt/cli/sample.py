@@ -85,7 +85,7 @@ def _sample(argv: list[str]) -> None:
     small, n_drafted = None, 4 if options.draft_tokens is None else options.draft_tokens
     if options.draft is not None:
         small = draft_source(options.draft, options.dtype, n_drafted, source)
-    start_jax(options.device)
+    start_jax(options.device, heavy=True)
     # Not needed for --help, and slow to import.
     from jaxgpt.sample.filters import Sampling
     from jaxgpt.sample.speculative import Draft

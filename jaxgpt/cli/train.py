@@ -19,8 +19,6 @@ from jaxgpt.errors import ConfigError
 from jaxgpt.presets import RUNS
 from jaxgpt.presets.runs import finetune
 from jaxgpt.train import joining, processes
-from jaxgpt.train.cpu import tune_cpu
-from jaxgpt.train.devices import only_cpu
 from jaxgpt.train.files import write_atomic
 from jaxgpt.train.profiling import profiled_steps
 from jaxgpt.train.report import process_age_s
@@ -79,9 +77,7 @@ def _train(argv: list[str]) -> None:
         joining.check_same(to_yaml(run), lambda text: differences(from_yaml(text), run))
         path = run_path(name)
         folder = open_run(path) if processes.leads() else RunFolder(path)
-        if only_cpu(options.device):
-            tune_cpu()
-        start_jax(options.device)
+        start_jax(options.device, heavy=True)
         _fit(folder, run, origin, profile)
 
 

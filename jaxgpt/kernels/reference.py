@@ -96,7 +96,7 @@ def attend(
     return jnp.concatenate([_outputs(*part) for part in zip(probs, vs, sees, strict=True)])
 
 
-PARTS = 4  # at most, on a CPU
+PARTS = 3  # at most, on a CPU
 PART_BYTES = 2**20  # of scores, at least
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process does before it trains on a CPU: XLA asks for its scratch memory anew every step.
+"""What a process does before it computes on a CPU: XLA asks for its scratch memory at every step.
 
 By default each of these large blocks is mapped, cleared by the kernel page by page and unmapped
 again, which costs a small model a fifth of its time or more.
