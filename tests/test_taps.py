@@ -178,6 +178,20 @@ def test_a_captured_value_put_back_changes_no_bit(cfg):
     check_sites(cfg, worn(cfg))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "modern", "gemma2-2b", "olmo2-7b"])
+def test_a_captured_value_changes_no_bit_of_another_program(name):
+    """Compiled as by default, one program for each patch; docs/inside.md says what is left."""
+    cfg = shrunk(name)
+    params, run = worn(cfg), jax.jit(functools.partial(forward, cfg), static_argnames="capture")
+    plain, looked = run(params, TOKENS), run(params, TOKENS, capture=("*",))
+    assert np.array_equal(plain.logits_BTV, looked.logits_BTV)
+    for site, x in looked.captured.items():
+        if not site.startswith("block_0"):
+            got = run(params, TOKENS, patch={site: x})
+            assert np.array_equal(got.logits_BTV, plain.logits_BTV), site
+
+
 # --- patches --------------------------------------------------------------------------------------
 
 

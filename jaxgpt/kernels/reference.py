@@ -88,12 +88,13 @@ def attend(
     def rows(first: int, last: int) -> Any:  # positions may be one row for all
         return jax.tree.map(lambda x: x[first:last] if len(x) == B else x, arrays)
 
-    qs, ks, vs, sees = zip(*(rows(*bound) for bound in bounds), strict=True)
-    scores = tapped("scores", [_scores(q, k, scale, softcap) for q, k in zip(qs, ks, strict=True)])
-    seen = zip(scores, sees, strict=True)
-    probs = tapped("probs", [_probs(x, see, bias, sinks_N) for x, see in seen])
+    parts = [rows(*bound) for bound in bounds]
+    scores = tapped("scores", [_scores(q, k, scale, softcap) for q, k, _, _ in parts])
+    pairs = zip(scores, parts, strict=True)
+    probs = tapped("probs", [_probs(x, see, bias, sinks_N) for x, (*_, see) in pairs])
     probs = [dropout(x.astype(v_BSKP.dtype), dropout_rate, dropout_key) for x in probs]
-    return jnp.concatenate([_outputs(*part) for part in zip(probs, vs, sees, strict=True)])
+    pairs = zip(probs, parts, strict=True)
+    return jnp.concatenate([_outputs(x, v, see) for x, (_, _, v, see) in pairs])
 
 
 PARTS = 3  # at most, on a CPU

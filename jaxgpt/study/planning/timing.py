@@ -42,7 +42,7 @@ class Efficiency:
 EFFICIENCY = {
     "gpu": Efficiency(0.74, 0.9),
     "tpu": Efficiency(0.74, 0.9),
-    "cpu": Efficiency(1.0, 0.231),
+    "cpu": Efficiency(1.0, 0.348),
 }
 """By platform. GPUs: GPT-2 124M trained at 516,000 tokens a second on an H200 that copied at 0.9 of
 its memory's bandwidth and multiplied matrices of 8,192 at 0.79 of its peak; TPUs are taken to be
