@@ -35,6 +35,14 @@ def bounded_memory():
     jax.clear_caches()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def untuned():
+    """Commands inside of a test's process leave its allocator and its threads as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxgpt.cli.command.tune_cpu", lambda: True)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of reference models and texts that stands beside a developer's checkout."""

@@ -9,7 +9,7 @@ import pytest
 from commandline import error_line
 
 from jaxgpt import cli
-from jaxgpt.cli import bench, command
+from jaxgpt.cli import bench
 from jaxgpt.study import machine
 
 SMALL = (
@@ -24,10 +24,9 @@ SMALL = (
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """The limits are known, and malloc stays as it is."""
+    """The limits are known."""
     limits = machine.Limits("float32", 1e11, 1e10, 1e10)
     monkeypatch.setattr(machine, "measure_limits", lambda dtype: limits)
-    monkeypatch.setattr(command, "tune_cpu", lambda: True)
 
 
 def measured(capsys, tmp_path, *words):

@@ -7,6 +7,7 @@ import jax
 import pytest
 from commandline import ROOT, error_line, python
 
+from jaxgpt.cli import command
 from jaxgpt.cli.command import emit, run_command
 from jaxgpt.errors import CheckpointError, DivergedError, Interrupted
 
@@ -16,6 +17,18 @@ def fails(error):
         raise error
 
     return run_command(work)
+
+
+@pytest.mark.parametrize(
+    ("heavy", "only_cpu", "tuned"), [(True, True, 1), (False, True, 0), (True, False, 0)]
+)
+def test_a_cpu_is_tuned_for_what_is_there_to_compute(heavy, only_cpu, tuned, monkeypatch):
+    calls = []
+    monkeypatch.setattr(command, "tune_cpu", lambda: calls.append("tuned"))
+    monkeypatch.setattr(command, "only_cpu", lambda device: only_cpu)
+    monkeypatch.setattr(command, "use_compilation_cache", lambda: calls.append("started"))
+    command.start_jax("cpu", heavy=heavy)
+    assert calls == ["tuned"] * tuned + ["started"]
 
 
 @pytest.mark.parametrize(

@@ -110,3 +110,12 @@ def test_how_close_gelu_is_to_its_formula():
     x = np.linspace(-100, 100, 400_001).astype(np.float32)
     want = reference.gelu(x.astype(float))
     np.testing.assert_allclose(jax.jit(ACTIVATIONS["gelu"])(x), want, rtol=2e-7, atol=1.1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_gelu_of_narrow_numbers_is_rounded_once(dtype):
+    x = jnp.linspace(-6, 6, 1001).astype(dtype)
+    y = jax.jit(ACTIVATIONS["gelu"])(x)
+    assert y.dtype == dtype and jax.grad(lambda x: ACTIVATIONS["gelu"](x).sum())(x).dtype == dtype
+    want = reference.gelu(np.asarray(x, float))
+    np.testing.assert_allclose(y.astype(float), want, rtol=float(jnp.finfo(dtype).eps), atol=1.1e-6)

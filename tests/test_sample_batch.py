@@ -182,15 +182,24 @@ def test_the_pieces_and_what_is_promised_of_them(calls, lengths, prefill_chunk, 
 
 
 @pytest.mark.parametrize(
-    ("until", "dispatched"), [(None, (0, 2, 3, 3)), (lambda row, ids: False, (0, 1, 2, 3))]
+    ("beside", "until", "dispatched"),
+    [
+        (True, None, (0, 2, 3, 3)),
+        (True, lambda row, ids: False, (0, 1, 2, 3)),
+        (False, None, (0, 1, 2, 3)),
+    ],
 )
-def test_the_device_is_a_chunk_ahead_unless_the_host_has_a_say(calls, until, dispatched):
+def test_the_device_is_a_chunk_ahead_unless_the_host_has_a_say(
+    calls, beside, until, dispatched, monkeypatch
+):
+    monkeypatch.setattr(generating, "_runs_beside_the_host", lambda: beside)
     options: dict[str, Any] = {"max_new_tokens": 12, "chunk": 4, "until": until}
     for seen, _ in enumerate(stream(MICRO, params_of(MICRO), [prompt(5)], **options)):
         assert calls[1] == [(1, 4), (5, 4), (9, 3)][: dispatched[seen]]
 
 
-def test_the_window_begins_when_the_host_has_all_tokens(calls):
+def test_the_window_begins_when_the_host_has_all_tokens(calls, monkeypatch):
+    monkeypatch.setattr(generating, "_runs_beside_the_host", lambda: True)
     options: dict[str, Any] = {"max_new_tokens": 20, "chunk": 4}
     for seen, _ in enumerate(stream(MICRO, params_of(MICRO), [prompt(90)], **options)):
         told = [(1, 4), (5, 2), (7, 4), (11, 4), (15, 4), (19, 1)]

@@ -112,8 +112,7 @@ class _Block(nn.Module):
 
     def norm(self, name: str, x_BTD: Array) -> Array:
         """One of the block's norms."""
-        y_BTD = self.layer.norm.build(name=name)(x_BTD)
-        return tap(self, f"{name}/out", rounded(y_BTD) if self.out_norms else y_BTD)
+        return tap(self, f"{name}/out", rounded(self.layer.norm.build(name=name)(x_BTD)))
 
 
 class _PreNorm(_Block):

@@ -77,7 +77,7 @@ def _compare(argv: list[str]) -> None:
     if all(of_lanes):
         found, over = _lanes(paths)
     else:
-        start_jax(options.device)
+        start_jax(options.device, heavy=True)
         found, over = _runs(options.runs, options.checkpoint, options.window)
     emit(f"{_line(options.runs, found, over)}\n")
     if options.json is not None:

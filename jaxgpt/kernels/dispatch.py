@@ -74,9 +74,9 @@ def attend(
         )
     )
     arrays = q_BTNH, k_BSKH, v_BSKP, visibility
-    if tap is not None and tap.patched:
-        choice = Choice("reference", f"patched {' and '.join(tap.patched)}")
     if tap is not None:
+        if tap.patched:
+            choice = Choice("reference", f"patched {' and '.join(tap.patched)}")
         y_BTNP = reference.attend(*arrays, **options, tap=tap)
         if choice.kernel == "reference":
             note(choice)

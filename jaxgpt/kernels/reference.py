@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxgpt.masks import Visibility
+from jaxgpt.placing import active
 from jaxgpt.products import narrow_first
 from jaxgpt.shapes import Key, rounded, wide
 
@@ -76,7 +77,9 @@ def attend(
       as a trained logit: OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925
     """
     B, arrays = len(q_BTNH), (q_BTNH, k_BSKH, v_BSKP, visibility)
-    n_parts = 1 if dropout_key is not None else in_parts(q_BTNH, k_BSKH, visibility)
+    # A mask is drawn for all rows at once, and a tap sees those of all devices.
+    whole = dropout_key is not None or (tap is not None and active() is not None)
+    n_parts = 1 if whole else in_parts(q_BTNH, k_BSKH, visibility)
     bounds = list(itertools.pairwise(B * i // n_parts for i in range(n_parts + 1)))
 
     def tapped(name: str, parts: list[Array]) -> list[Array]:

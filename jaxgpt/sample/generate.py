@@ -167,7 +167,7 @@ def _chunks(batch: Batch, stops_V: np.ndarray, until: Until | None) -> Iterator[
 
     Not before the first chunk: it would wait until the steps are compiled.
     """
-    ahead = 0
+    ahead, may_run_ahead = 0, until is None and _runs_beside_the_host()
     finished_B, under_way = np.zeros(len(batch.ids), bool), collections.deque()
     while not finished_B.all():
         while len(under_way) <= ahead and not batch.done and not (batch.rolls and under_way):
@@ -185,7 +185,12 @@ def _chunks(batch: Batch, stops_V: np.ndarray, until: Until | None) -> Iterator[
             batch.finish(finished_B)
         C = max(lengths_B)
         yield Chunk(ids_BC[:, :C], log_probs_BC[:, :C], lengths_B, finished_B.copy(), *rounds_B)
-        ahead = 0 if until else 1
+        ahead = int(may_run_ahead)
+
+
+def _runs_beside_the_host() -> bool:
+    """Whether steps are computed while the host goes on; being ahead of a CPU gains nothing."""
+    return jax.default_backend() != "cpu"
 
 
 def _in_dtype(cfg: ModelConfig, params: Params, dtype: jnp.dtype | None) -> Params:

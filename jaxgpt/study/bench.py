@@ -106,7 +106,7 @@ class Training:
     def run(self, steps: int) -> float:
         """Seconds a step, over at least `steps` and whole dispatches; it goes on where it stopped.
 
-        Batches are made, and metrics fetched, while the device computes.
+        Batches are made, and metrics fetched, while a device other than a tuned CPU computes.
         """
         trainer, began, waiting = self._trainer, time.perf_counter(), None
         dispatches = -(-steps // self.dispatch)

@@ -18,8 +18,8 @@ PAGE = 4096
 def tune_cpu(reserve_bytes: int = 1 << 30) -> bool:
     """Nothing given back to the system, huge pages, and steps that run on the calling thread.
 
-    Call it on the main thread, before the first computation. In glibc the main thread's heap alone
-    grows without limit; those of other threads end at 64 MiB, and an empty one is unmapped. So the
+    Call it on the main thread, before JAX starts its back end. In glibc the heap of the main thread
+    alone grows without limit; those of others end at 64 MiB, and an empty one is unmapped. So the
     main thread runs the steps, instead of one that the back end keeps for them, and the workers
     pack their matrices on heaps of their own, where they do not wait for each other.
 
@@ -40,6 +40,7 @@ def tune_cpu(reserve_bytes: int = 1 << 30) -> bool:
         # mallopt answers 1 where it set the value; a list, so that each is tried.
         if not all([libc.mallopt(name, value) for name, value in settings.items()]):
             return False
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
         libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
         libc.free.argtypes = [ctypes.c_void_p]
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -49,6 +50,5 @@ def tune_cpu(reserve_bytes: int = 1 << 30) -> bool:
         start = -(-block // PAGE) * PAGE
         marked = libc.madvise(start, reserve_bytes - 2 * PAGE, MADV_HUGEPAGE) == 0
         libc.free(block)
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
         return marked
     return False

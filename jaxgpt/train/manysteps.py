@@ -96,7 +96,7 @@ class Steps:
     def __call__(
         self, state: TrainState, batches: Sequence[Batch], n_rows: int
     ) -> tuple[TrainState, dict[str, Array]]:
-        """One dispatch; it returns before the devices are done, once it is compiled.
+        """One dispatch; once it is compiled it returns before devices other than a CPU are done.
 
         Args:
           state: Given away.

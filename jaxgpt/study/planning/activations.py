@@ -19,11 +19,11 @@ from jaxgpt.kernels.chunked import block_length
 from jaxgpt.layers import Layer
 from jaxgpt.study.planning.setting import Setting
 
-HIDDEN = {"relu": 2, "relu_squared": 2, "silu": 3, "gelu_sigmoid": 3, "gelu_tanh": 3, "gelu": 4}
+HIDDEN = {"relu": 2, "relu_squared": 2, "silu": 3, "gelu_sigmoid": 3, "gelu_tanh": 3, "gelu": 3}
 """Arrays of the hidden width that two matrices with this activation between them keep."""
-GATED = {"relu": 3, "relu_squared": 4, "silu": 5, "gelu_sigmoid": 5, "gelu_tanh": 5, "gelu": 6}
+GATED = {"relu": 3, "relu_squared": 4, "silu": 5, "gelu_sigmoid": 5, "gelu_tanh": 5, "gelu": 5}
 """The same for three matrices, the activation on the gate."""
-SCANNED = {"relu": 2, "relu_squared": 3, "silu": 4, "gelu_sigmoid": 4, "gelu_tanh": 2, "gelu": 4}
+SCANNED = {"relu": 2, "relu_squared": 3, "silu": 4, "gelu_sigmoid": 4, "gelu_tanh": 2, "gelu": 2}
 """As `HIDDEN` between the passes of a scan, where XLA cannot choose; gated ones keep 2 more."""
 SOFTMAX = ("reference", "xla")
 """Kernels that keep the probabilities of all keys."""
