@@ -97,7 +97,7 @@ class _Block(nn.Module):
         attention = self.layer.attention.build(self.dims, name="attention")
         y_BTD, cache = attention(x_BTD, visibility, cache, _site(dropout_key, 0))
         if self.out_norms:
-            y_BTD = self.norm("attention_out_norm", y_BTD)
+            y_BTD = self.norm("attention_out_norm", y_BTD, added=True)
         return dropout(y_BTD, self.dims.dropout, _site(dropout_key, 1)), cache
 
     def feed(
@@ -107,12 +107,13 @@ class _Block(nn.Module):
         ffn = self.layer.ffn.build(self.dims, name="ffn")
         y_BTD, aux = ffn(x_BTD, visibility.valid_BT, _site(dropout_key, 2))
         if self.out_norms:
-            y_BTD = self.norm("ffn_out_norm", y_BTD)
+            y_BTD = self.norm("ffn_out_norm", y_BTD, added=True)
         return dropout(y_BTD, self.dims.dropout, _site(dropout_key, 3)), aux
 
-    def norm(self, name: str, x_BTD: Array) -> Array:
-        """One of the block's norms."""
-        return tap(self, f"{name}/out", rounded(self.layer.norm.build(name=name)(x_BTD)))
+    def norm(self, name: str, x_BTD: Array, *, added: bool = False) -> Array:
+        """One of the block's norms; `added`: the block adds what it gives to something."""
+        y_BTD = self.layer.norm.build(name=name)(x_BTD)
+        return tap(self, f"{name}/out", rounded(y_BTD) if added else y_BTD)
 
 
 class _PreNorm(_Block):
@@ -146,9 +147,10 @@ class _PostNorm(_Block):
     ) -> BlockOut:
         x_BTD = tap(self, "in", x_BTD)
         y_BTD, cache = self.attend(x_BTD, visibility, cache, dropout_key)
-        x_BTD = tap(self, "mid", self.norm("attention_norm", x_BTD + y_BTD))
+        x_BTD = tap(self, "mid", self.norm("attention_norm", x_BTD + y_BTD, added=True))
         y_BTD, aux = self.feed(x_BTD, visibility, dropout_key)
-        return tap(self, "out", self.norm("ffn_norm", x_BTD + y_BTD)), cache, aux
+        x_BTD = tap(self, "out", self.norm("ffn_norm", x_BTD + y_BTD, added=True))
+        return x_BTD, cache, aux
 
 
 class _Parallel(_Block):
