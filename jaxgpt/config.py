@@ -99,10 +99,14 @@ def to_yaml(run: RunConfig) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes texts that look like numbers also to YAML 1.2, which `_load` follows: "1e3"."""
+    """Quotes texts that look like numbers also to YAML 1.2, which `_load` follows: "1e3".
+
+    And Unicode's line breaks, which PyYAML writes as they are and reads as ordinary ones.
+    """
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         style = "'" if text[:1] in tuple("+-.0123456789") else None
+        style = '"' if {*text} & {"\x85", "\u2028", "\u2029"} else style
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.boxes.attention import GQA
@@ -172,6 +172,8 @@ finite = st.floats(1e-30, 1e30, allow_nan=False)
     st.booleans(),
     st.integers(1, 2**40),
 )
+@example("a\x85b\u2028c\u2029", 1.0, 1.0, None, False, 1)
+@example("1\x85", 1.0, 1.0, None, False, 1)
 def test_round_trip_is_exact(path, lr, eps, clip, bias, steps):
     run = RunConfig(
         model=ModelConfig(norm=LayerNorm(eps=eps, use_bias=bias)),
