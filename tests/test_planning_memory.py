@@ -167,12 +167,6 @@ def test_decoding_takes_weights_and_caches():
     assert int8["weights"] == found["weights"] / 2
 
 
-if __name__ == "__main__":
-    print(
-        json.dumps([xla(setting(LLAMA, mesh, **train)) for mesh, train in json.loads(sys.argv[1])])
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["mlp", "gated"])
@@ -186,3 +180,9 @@ def test_both_gelus_keep_the_same(model, scan):
 
     (needed, took), (needed_tanh, took_tanh) = map(taken, ("gelu", "gelu_tanh"))
     assert needed == needed_tanh and took == pytest.approx(took_tanh, rel=0.02)
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps([xla(setting(LLAMA, mesh, **train)) for mesh, train in json.loads(sys.argv[1])])
+    )
